@@ -9,18 +9,20 @@ import asyncio
 import contextlib
 import itertools
 import os
+import pickle
 import time
 from collections.abc import AsyncIterator, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from skyinfra.client.connection import Connection
+from skyinfra.client.items import Arrivals
 from skyinfra.client.snapshot import ANYWHERE, Snapshot, Target
 from skyinfra.client.watching import Watcher
-from skyinfra.engine.executor import Executor, may_pass, overdue
+from skyinfra.engine.executor import Executor, ItemsLost, may_pass, overdue
 from skyinfra.errors import NotInTask, NotSupported, SlotLost, SlotsHeld, TaskInputsLost, counted
 from skyinfra.protocol import services
-from skyinfra.protocol.calls import Outcome
+from skyinfra.protocol.calls import Item, Outcome
 from skyinfra.protocol.gang import HELD
 from skyinfra.protocol.instance import instance_info
 from skyinfra.sync import sync
@@ -35,21 +37,41 @@ _PAUSE_S = 0.1
 _LAST_WORDS_S = 10.0
 # For that long all tasks that others may wait for are looked at, before one is said to wait for ever.
 _STUCK_S = 3.0
+# After that long without anybody who takes its items, a generator is said to keep others waiting.
+_STALLED_S = 30.0
 # How often a task is sent again because the head had no room to keep what it needs.
 _LOSSES = 3
 
 
 @dataclass
 class Waiting:
-    """A coroutine that waits for a task. key: of the present attempt. failure: why the waiting was ended."""
+    """A coroutine that waits for a task.
+
+    key: of the present attempt; empty before the first. arrivals: of the items of a generator. failure: why the waiting
+    was ended.
+    """
 
     name: str
     target: Target
     waiter: asyncio.Task[Any]
     timeout: float | None = None
     key: str = ""
+    arrivals: Arrivals | None = None
     missing_since: float | None = None
     failure: Exception | None = None
+
+    def take(self, content: Any) -> Outcome | None:
+        """Takes an event of the present attempt: its pickled outcome, or an item. Raises `ItemsLost`."""
+        if not isinstance(content, Item):
+            outcome: Outcome = pickle.loads(content)  # noqa: S301 - the fleet's own, over mutual TLS
+            return outcome
+        if self.arrivals is not None and not self.arrivals.add(self.key, content):
+            raise ItemsLost
+        return None
+
+    def has_all(self, outcome: Outcome) -> bool:
+        """Whether all items have come of which *outcome* is the end."""
+        return outcome.items is None or self.arrivals is None or self.arrivals.came == outcome.items
 
 
 @dataclass
@@ -117,11 +139,13 @@ class Dispatcher:
         await self.executor.all_stopped()
 
     @contextlib.contextmanager
-    def waiting_for(self, key: str, name: str, target: Target, timeout: float | None = None) -> Iterator[Waiting]:
+    def waiting_for(
+        self, key: str, name: str, target: Target, timeout: float | None = None, arrivals: Arrivals | None = None
+    ) -> Iterator[Waiting]:
         """Watches the target of a task while the present coroutine waits for it. Raises `Waiting.failure`."""
         waiter = asyncio.current_task()
         assert waiter is not None  # noqa: S101 - a coroutine runs in a task
-        waiting = self._waiting[key] = Waiting(name, target, waiter, timeout)
+        waiting = self._waiting[key] = Waiting(name, target, waiter, timeout, arrivals=arrivals)
         try:
             yield waiting
         except asyncio.CancelledError:
@@ -132,9 +156,14 @@ class Dispatcher:
             del self._waiting[key]
             self._stuck = None
 
-    async def execute(self, shipment: Shipment, target: Target, *, windowed: bool) -> Outcome:
-        """Runs one task. Raises `SlotLost`, `FleetUnreachable`, `TaskAttemptsExceeded`; cancelling stops the task."""
-        with self.waiting_for(shipment.key, shipment.name, target, shipment.settings.timeout) as waiting:
+    async def execute(
+        self, shipment: Shipment, target: Target, *, windowed: bool, arrivals: Arrivals | None = None
+    ) -> Outcome:
+        """Runs one task. *arrivals*: gets the items of a generator. Cancelling stops the task.
+
+        Raises `SlotLost`, `SlotsHeld`, `FleetUnreachable`, `TaskAttemptsExceeded`.
+        """
+        with self.waiting_for(shipment.key, shipment.name, target, shipment.settings.timeout, arrivals) as waiting:
             if not shipment.brought:
                 await self.bring(shipment)
             async with self.place(target, windowed=windowed):
@@ -177,15 +206,25 @@ class Dispatcher:
             waiting.key, header = shipment.attempt(number)
             waited = time.monotonic() - shipment.came if number == 0 else 0.0
             with self.shown([waiting.key]):
-                outcome = await self.executor.attempt(
-                    shipment.name, waiting.key, header, shipment.call, waiting.target.resources, waited=waited
-                )
+                try:
+                    outcome = await self.executor.attempt(
+                        shipment.name,
+                        waiting.key,
+                        header,
+                        shipment.call,
+                        waiting.target.resources,
+                        waiting.take,
+                        waited=waited,
+                    )
+                except ItemsLost:
+                    number = next(numbers)
+                    continue
             outcome = await self.fetched(outcome)
             if outcome is None:
                 continue
-            if not outcome.missing:
+            if not outcome.missing and waiting.has_all(outcome):
                 return outcome
-            losses += 1
+            losses += bool(outcome.missing)
             if losses > _LOSSES:
                 raise TaskInputsLost(
                     f"what {shipment.name} needs, or gives, was lost at the head {losses} times",
@@ -238,6 +277,7 @@ class Dispatcher:
                 await self.saw(now)
                 self._look_for_slots(now)
                 await self._look_for_overtime()
+                self._look_for_stalled()
                 if self._held:
                     await self._look_inside(now)
 
@@ -292,6 +332,20 @@ class Dispatcher:
                 late = overdue(name, waiting.timeout, seconds) if waiting is not None else None
                 if waiting is not None and late is not None:
                     self._wake(waiting, late)
+
+    def _look_for_stalled(self) -> None:
+        """Ends the waiting for slots which generators hold whose items nobody takes."""
+        running = [each for each in self._waiting.values() if each.key]
+        if running and all(each.arrivals and each.arrivals.stalled_s > _STALLED_S for each in running):
+            holders = ", ".join(sorted({each.name for each in running}))
+            for each in self._waiting.values():
+                if not each.key:
+                    error = SlotsHeld(
+                        f"{each.name} cannot start: generators hold all slots that this client has, and nobody has "
+                        f"taken an item of theirs for {_STALLED_S:g} s: {holders}",
+                        hint="Take their items, or close() them; a task that returns a list holds no slot afterwards.",
+                    )
+                    self._wake(each, error)
 
     def waits_inside(self, key: str, name: str) -> contextlib.AbstractContextManager[object]:
         """Watches the job *key* as `waiting_for` does, where it is a task of this fleet that waits for it."""

@@ -23,13 +23,14 @@ from skyinfra.engine.forwarding import Forward, join
 from skyinfra.engine.loop import LoopThread
 from skyinfra.errors import FleetError, FleetUnreachable
 from skyinfra.protocol import questions
+from skyinfra.protocol.calls import Item, Outcome
 from skyinfra.protocol.manifest import Manifest
 from skyinfra.protocol.secrets import Secret
 from skyinfra.reach import forwarding
 from skyinfra.sync.includes import Includes
 from skyinfra.tasks.included import Included
 from skyinfra.tasks.secrets import Secrets
-from skyinfra.worker.execute import ENDED
+from skyinfra.worker.execute import ENDED, ITEM
 from skyinfra.worker.surroundings import BESIDE
 
 T = TypeVar("T")
@@ -237,6 +238,18 @@ class Fleet(AskedFleet):
         beside = {} if self.workdir is None else {BESIDE: self.workdir}
         return {**self.env, **beside, **(env or {})}
 
+    # Items of generators, see `skyinfra.client.items` ---------------------------------------------------------------
+
+    async def run_on(self, worker: str, function: Callable[..., object], *arguments: object) -> None:
+        """Calls *function* in the process at the address *worker*. Raises OSError."""
+        await self.dispatcher.executor.run_on(worker, function, *arguments)
+
+    async def whole(self, outcome: Outcome) -> Outcome:
+        """Returns *outcome* with its result, where that stayed at the head. Raises `FleetUnreachable`."""
+        while (found := await self.dispatcher.fetched(outcome)) is None:
+            await self.connection.ready()
+        return found
+
     # Events ---------------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
@@ -254,6 +267,8 @@ class Fleet(AskedFleet):
             for key in [name] if kind == "outcome" else [key for key, _ in content]:
                 self.watcher.ended(key)
             self.dispatcher.executor.arrived(name, content)
+        elif kind == ITEM:
+            self.dispatcher.executor.arrived(name, Item(*content))
         elif kind != "lines":
             self.watcher.told(kind, name, content)
         elif name in self._line_sinks:

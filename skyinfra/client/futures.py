@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
+import functools
 import os
 import threading
 import types
@@ -11,6 +13,7 @@ from collections.abc import Callable, Generator, Iterable
 from dataclasses import replace
 from typing import Any, Literal, TypeVar, cast
 
+from skyinfra.client.items import Arrivals, Items
 from skyinfra.errors import ConnectionForked, FleetError
 from skyinfra.protocol.calls import SMALL_OUTCOME, Outcome
 from skyinfra.tasks import pickling
@@ -30,6 +33,11 @@ class _UnreadError(Exception):
     """Stands for an exception that nobody has asked for yet."""
 
 
+def _end_each(futures: list[Future[Any]], inner: concurrent.futures.Future[Outcome]) -> None:
+    while futures:
+        futures.pop()._ended(inner)
+
+
 class Future(concurrent.futures.Future[T]):
     """The result of a task that was submitted. Made by `Pool.submit`. ``key`` is unique: `skyinfra logs --task KEY`.
 
@@ -37,7 +45,16 @@ class Future(concurrent.futures.Future[T]):
     The first thread that asks for the result unpickles it; from then on it is kept in place of its bytes.
     """
 
-    def __init__(self, name: str, inner: concurrent.futures.Future[Outcome], *, key: str = "") -> None:
+    def __init__(
+        self,
+        name: str,
+        inner: concurrent.futures.Future[Outcome],
+        *,
+        key: str = "",
+        arrivals: Arrivals | None = None,
+        notes: tuple[str, ...] = (),
+    ) -> None:
+        """*arrivals*: of the items of a generator, with the first of which the task counts as done."""
         super().__init__()
         self._name = name
         # Names the task in the whole fleet, as `skyinfra top` and `skyinfra logs --task` do.
@@ -45,7 +62,10 @@ class Future(concurrent.futures.Future[T]):
         # The task's, until it has ended.
         self._inner: concurrent.futures.Future[Outcome] | None = inner
         self._process = os.getpid()
-        self._notes: tuple[str, ...] = ()
+        self._notes = notes
+        self._arrivals = arrivals
+        # Of the generator, whose items it has given.
+        self._end: Future[Any] | None = None
         # Unpickling may run code that asks for the result again.
         self._reading = threading.RLock()
         self._read = False
@@ -53,7 +73,25 @@ class Future(concurrent.futures.Future[T]):
         self._value: T | None = None
         self._error: BaseException | None = None
         self._trace: types.TracebackType | None = None
-        inner.add_done_callback(self._ended)
+        # Until the task is done, so that its callbacks are called whoever keeps this object.
+        self._kept: list[Future[T]] = [self]
+        if arrivals is not None:
+            arrivals.when_first(self._begin)
+        inner.add_done_callback(functools.partial(_end_each, self._kept))
+        if arrivals is not None:
+            inner.add_done_callback(lambda _: arrivals.end())
+
+    def _begin(self) -> None:
+        """Gives the items of a generator, of which the first one has come."""
+        inner, arrivals = self._inner, self._arrivals
+        if inner is None or arrivals is None:
+            return
+        self._kept.clear()
+        self._inner = None
+        self._end = Future(self._name, inner, notes=self._notes)
+        self._value = cast(T, Items(self._name, arrivals, self._end.result, inner.cancel))
+        self._read = True
+        self.set_result(cast(T, None))
 
     def _ended(self, inner: concurrent.futures.Future[Outcome]) -> None:
         """Tells those who wait. It runs in the loop of the connection, where nothing is unpickled."""
@@ -63,6 +101,10 @@ class Future(concurrent.futures.Future[T]):
         else:
             self._error = inner.exception()
             self._given = inner.result() if self._error is None else None
+            if self._given is not None and self._given.items is not None and self._arrivals is not None:
+                self._given = None
+                self._begin()  # it has none
+                return
             if self._given is None or self._given.failure is not None:
                 self.set_exception(_UnreadError())
             else:
@@ -130,6 +172,8 @@ class Future(concurrent.futures.Future[T]):
     def noted(self, note: str) -> None:
         """Adds *note* to the exception that the task may raise. To be called before anybody asks for that."""
         self._notes += (note,)
+        if self._end is not None:
+            self._end.noted(note)
 
     def traceback(self, timeout: float | None = None) -> types.TracebackType | None:
         """Waits for the end of the task; returns the traceback of its exception, which begins in the task, or None."""
@@ -154,9 +198,24 @@ class Future(concurrent.futures.Future[T]):
 
     def __await__(self) -> Generator[Any, None, T]:
         """Waits for the result in a coroutine; one that is cancelled cancels the task."""
-        inner = self._inner
-        if inner is not None:
-            yield from asyncio.wrap_future(inner).__await__()
+        if not self.done():
+            loop = asyncio.get_running_loop()
+            over = loop.create_future()
+
+            def wake() -> None:
+                if not over.done():
+                    over.set_result(None)
+
+            def done(_: object) -> None:
+                with contextlib.suppress(RuntimeError):  # that loop is closed
+                    loop.call_soon_threadsafe(wake)
+
+            self.add_done_callback(done)
+            try:
+                yield from over
+            except asyncio.CancelledError:
+                self.cancel()
+                raise
         if self.cancelled():
             raise asyncio.CancelledError
         return self.result()

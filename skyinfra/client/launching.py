@@ -15,10 +15,11 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ParamSpec, TypedDict, TypeVar
 
-from skyinfra.client import chunks, gangs, ranks
+from skyinfra.client import gangs, ranks
 from skyinfra.client.fleet import Fleet
-from skyinfra.client.flow import Flow
+from skyinfra.client.flow import Chunk, Flow, suits
 from skyinfra.client.futures import Future
+from skyinfra.client.items import Arrivals
 from skyinfra.client.ranks import Launch, Lines, Received
 from skyinfra.client.snapshot import ANYWHERE, Target
 from skyinfra.errors import InvalidField, NotSupported, check_kind, check_options, counted, did_you_mean
@@ -300,9 +301,9 @@ class Sender:
         for shipment in shipments:
             shipment.came = shipment.came if came is None else came
         targets = {self.target.of(shipment.settings) for shipment in shipments}
-        if len(shipments) == 1 or len(targets) > 1 or not all(map(chunks.suits, shipments)):
+        if len(shipments) == 1 or len(targets) > 1 or not all(map(suits, shipments)):
             return [self._ship(shipment, self.target, windowed=windowed) for shipment in shipments]
-        chunk = chunks.Chunk(shipments, targets.pop(), self._fleet.dispatcher, windowed=windowed)
+        chunk = Chunk(shipments, targets.pop(), self._fleet.dispatcher, windowed=windowed)
         return chunk.send(self._fleet.in_loop_soon)
 
     def _shipment(self, task: Task[Any], name: str | None = None) -> pickling.Shipment:
@@ -327,8 +328,11 @@ class Sender:
         if self._fleet.brings_first and not shipment.brought:
             # Now, while the arguments are what they were when the task was made: they are not copied.
             self._fleet.in_loop(self._fleet.dispatcher.bring(shipment))
-        inner = self._fleet.in_loop_soon(self._fleet.dispatcher.execute(shipment, target, windowed=windowed))
-        return Future(shipment.name, inner, key=shipment.key)
+        arrivals = Arrivals(self._fleet) if shipment.stream else None
+        inner = self._fleet.in_loop_soon(
+            self._fleet.dispatcher.execute(shipment, target, windowed=windowed, arrivals=arrivals)
+        )
+        return Future(shipment.name, inner, key=shipment.key, arrivals=arrivals)
 
     def _gang(
         self,

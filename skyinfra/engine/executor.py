@@ -34,6 +34,10 @@ _LASTING = ("skyinfra.TaskNotPicklable", "skyinfra.TaskTooLarge", "skyinfra.Task
 _DONE = ("SystemExit", "SystemExit: 0", "SystemExit: None")
 
 
+class ItemsLost(Exception):
+    """Items of a generator were lost with the connection: the call has to be sent again."""
+
+
 class Fleet(Protocol):
     """The fleet as an `Executor` needs it. client: of Dask, asynchronous. alive: whether the scheduler is connected."""
 
@@ -77,15 +81,15 @@ class Executor:
         waited: for how many seconds the call has waited to be sent, for the records of the head.
 
         Returns what *take* makes of the events under the key, as soon as that is not None; else the call's result.
-        None: the head or the connection lost the call or its result. Raises `TaskAttemptsExceeded`, and what
-        `Fleet.ready` raises.
+        None: the head or the connection lost the call or its result. Raises `TaskAttemptsExceeded`, what
+        `Fleet.ready` raises, and `ItemsLost` where *take* does: the call is ended on its slot then.
         """
         await self._fleet.ready()
         try:
             future = self._fleet.submit(key, header, call, resources, waited)
             del call  # the scheduler keeps it while it needs it
             result = await self._end_of(future, take)
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, ItemsLost):
             self.detach(self._stop(future))
             raise
         except distributed.KilledWorker:
@@ -124,8 +128,11 @@ class Executor:
         arrival: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
         def arrived(content: Any) -> None:
-            if not arrival.done() and (taken := take(content)) is not None:
-                arrival.set_result(taken)
+            try:
+                if not arrival.done() and (taken := take(content)) is not None:
+                    arrival.set_result(taken)
+            except ItemsLost as error:
+                arrival.set_exception(error)
 
         self._arrivals[future.key] = arrived
         ended = asyncio.ensure_future(future.exception())
@@ -139,6 +146,10 @@ class Executor:
         finally:
             ended.cancel()
             del self._arrivals[future.key]
+
+    async def run_on(self, worker: str, function: Callable[..., object], *arguments: object) -> None:
+        """Calls *function* in the process at the address *worker*. Raises OSError, TimeoutError."""
+        await within(dask_private.run_on(self._fleet.client, worker, function, *arguments), _ANSWER_S)
 
     async def on_slot_of(self, key: str, action: Callable[[str], None]) -> str | None:
         """Runs *action* with the key of the last attempt of the call *key* in the process that runs it.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import pickle
 from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 from skyinfra.protocol import failures
 
@@ -52,7 +53,8 @@ class Header:
     whole: it is a job, whose result is a part of the outcome, however large it is. chunk: it stands for several short
     tasks, see `skyinfra.worker.execute`. secrets: those that the node asks the head for. env: variables of the process
     while it runs. workdir: the path in the tree of the folder that its working directory is a copy of. fresh: it runs
-    in a process that has run no task before, and runs none after it.
+    in a process that has run no task before, and runs none after it. stream: its function is a generator, whose items
+    are sent as they come.
     """
 
     key: str
@@ -68,10 +70,11 @@ class Header:
     env: dict[str, str] | None = None
     workdir: str | None = None
     fresh: bool = False
+    stream: bool = False
 
     def dumps(self) -> bytes:
-        """One line of JSON. Earlier nodes know nothing of secrets, variables, working directories and processes."""
-        late = {name for name in ("secrets", "env", "workdir", "fresh") if not getattr(self, name)}
+        """One line of JSON. Earlier nodes know nothing of what came later, and get no word of what is not used."""
+        late = {name for name in ("secrets", "env", "workdir", "fresh", "stream") if not getattr(self, name)}
         return json.dumps({name: value for name, value in asdict(self).items() if name not in late}).encode()
 
     @classmethod
@@ -89,7 +92,8 @@ class Outcome:
 
     parts: of a large result, in place of it; with ``buffers``, the memory that it refers to, once they were fetched.
     missing: the digests of what the head has not any more; the task has not run, or its result is lost. seconds: how
-    long loading it, running it and keeping its result took.
+    long loading it, running it and keeping its result took. items: how many items were sent before, of a generator,
+    whose result is None.
     """
 
     result: bytes | memoryview | None = None
@@ -98,11 +102,23 @@ class Outcome:
     missing: tuple[str, ...] = ()
     buffers: tuple[memoryview, ...] = ()
     seconds: float | None = None
+    items: int | None = None
 
     @property
     def problem(self) -> str | None:
         """Class and message of the failure, in one line; None for a result."""
         return self.failure.summary if self.failure is not None else None
+
+
+class Item(NamedTuple):
+    """An event: one of the items of a generator.
+
+    number: from 0. worker: the address of its process. outcome: the pickled `Outcome` that stands for it.
+    """
+
+    number: int
+    worker: str
+    outcome: bytes
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import sys
 import types
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -71,7 +71,9 @@ class Needs:
 
 
 class InObject(ABC):
-    """Names the object of a slot that it is about; its recipe is made when it is pickled."""
+    """Names the object of a slot that it is about; its recipe is made when it is pickled. method: of its class."""
+
+    method: Callable[..., object] | None = None
 
     @abstractmethod
     def reduced(self, needs: Needs | None) -> tuple[Any, ...]:

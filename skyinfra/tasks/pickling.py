@@ -40,6 +40,7 @@ class Shipment:
     see. echo: whether the client wants what the task prints. env: variables of the pool; those of the task count above
     them. workdir: see `Header`. came: when it was there to be run (``time.monotonic``). secrets: those of the client,
     of which the task gets what its options, its function and its arguments name; uses: those, where they are known.
+    ``stream``: whether it is a generator, whose items come one by one.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Shipment:
         )
         self.parcels = [] if small else packed.blobs()
         self.call = packed.joined() if small else b""
+        self.stream = _is_generator(task)
         self._header = Header(
             self.key,
             self.name,
@@ -92,6 +94,7 @@ class Shipment:
             secrets=self.uses,
             env={**(env or {}), **(task.settings.env or {})} or None,
             workdir=workdir,
+            stream=self.stream,
             **task.settings.of("node"),
         )
 
@@ -124,12 +127,18 @@ def dump(task: Task[Any], needs: Needs) -> bytes:
     return _pack_call(task, needs, whole=True).joined()
 
 
+def _is_generator(task: Task[Any]) -> bool:
+    function = task.function.method if isinstance(task.function, InObject) else task.function
+    return inspect.isgeneratorfunction(function)
+
+
 def _pack_call(task: Task[Any], needs: Needs, *, whole: bool = False) -> Payload:
-    if inspect.isgeneratorfunction(task.function):
+    if whole and _is_generator(task):
         raise TaskNotPicklable(
-            f"the result of {task.name} would be a generator, which does not leave its process",
+            f"{task.name} is a generator, whose items come to a client that waits for them: the result of a job, of a "
+            "rank, and of a task that takes several slots, is one value",
             given=task.name,
-            hint="Return list(...), or make an item a task: pool.map gives results as they come.",
+            hint="Return list(...); or run it as a task of one slot: for item in task >> pool.",
         )
     pack = functools.partial(_pack, needs=needs)
     try:

@@ -154,6 +154,7 @@ class _Method(InObject):
     def __init__(self, handle: Handle[Any], name: str) -> None:
         self._handle = handle
         self._name = name
+        self.method = getattr(handle._made_by.kind, name)
         # As a function has it: names the task.
         self.__qualname__ = f"{handle._made_by.kind.__qualname__.rpartition('.')[2]}.{name}"
 

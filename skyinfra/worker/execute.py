@@ -13,7 +13,9 @@ starts of the task that ended the process are counted.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
+import inspect
 import operator
 import os
 import pickle
@@ -21,6 +23,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -32,7 +35,7 @@ from skyinfra.engine.deaths import Death
 from skyinfra.errors import StateDirectoryError, TaskNotPicklable, TaskTimeout, TaskTooLarge
 from skyinfra.program import main as program
 from skyinfra.protocol import failures, instance, jobs
-from skyinfra.protocol.calls import SMALL_OUTCOME, Ending, Header, Outcome
+from skyinfra.protocol.calls import SMALL_OUTCOME, Ending, Header, Item, Outcome
 from skyinfra.worker import (
     attempts,
     cancellation,
@@ -52,6 +55,8 @@ F = TypeVar("F")
 # The event of a chunk: the keys of tasks with their pickled outcomes, or with `GIVEN_BACK`.
 ENDED = "outcomes"
 GIVEN_BACK = b""
+# The event of an item of a generator: an `Item`.
+ITEM = "item"
 # A chunk is made to take less than half of that.
 _LONGEST_S = 0.05
 # A chunk sends its outcomes when they are so many bytes, and at its end.
@@ -96,7 +101,10 @@ def run(header: bytes, call: bytes) -> Outcome | list[tuple[str, Outcome]] | byt
 
     if task.chunk:
         return _Chunk(task, call, tell, str(worker.name)).run()
-    outcome = _execute(task, call, tell, say if task.echo else None)
+    sender = streaming.ItemSender(
+        task.key, lambda number, data: tell(ITEM, task.key, Item(number, worker.address, data))
+    )
+    outcome = _execute(task, call, tell, say if task.echo else None, sender)
     if task.fresh:
         main_thread.replace_after_task()
     if task.whole:
@@ -106,7 +114,9 @@ def run(header: bytes, call: bytes) -> Outcome | list[tuple[str, Outcome]] | byt
     return outcome
 
 
-def _execute(task: Header, call: bytes, tell: Tell, say: streaming.Send | None) -> Outcome:
+def _execute(
+    task: Header, call: bytes, tell: Tell, say: streaming.Send | None, sender: streaming.ItemSender | None
+) -> Outcome:
     def last_words() -> None:
         if task.topic:
             tell("outcome", task.key, pickle.dumps(Outcome(failure=failures.of(_late(task), below=__file__))))
@@ -130,7 +140,7 @@ def _execute(task: Header, call: bytes, tell: Tell, say: streaming.Send | None) 
             interruption.task_scope(),
         ):
             try:
-                outcome = _perform(task, call, masker, is_late)
+                outcome = _perform(task, call, masker, is_late, sender)
             finally:
                 late = is_late()
             if late and outcome.failure is None:  # it ran a program, or caught what was to end it
@@ -144,9 +154,13 @@ def _execute(task: Header, call: bytes, tell: Tell, say: streaming.Send | None) 
 
 
 def _perform(
-    task: Header, call: bytes, masker: Masker | None = None, is_late: Callable[[], bool] = lambda: False
+    task: Header,
+    call: bytes,
+    masker: Masker | None = None,
+    is_late: Callable[[], bool] = lambda: False,
+    sender: streaming.ItemSender | None = None,
 ) -> Outcome:
-    """Calls the pickled *call*, and keeps its result, in which no disk gets what *masker* masks.
+    """Calls the pickled *call*, and keeps its result, in which no disk gets what *masker* masks. *sender*: of items.
 
     An exception of the task is described and pickled here: that runs code of the user, for which its time counts.
     Raises what ends a task whose time is over, and what hinders it from starting.
@@ -164,8 +178,13 @@ def _perform(
                 calling = fence.Call()
                 try:
                     with calling:
-                        result = function(*args, **kwargs)
-                    return _keep_result(task, result, start, masker)
+                        result: object = function(*args, **kwargs)
+                        sent = None
+                        if sender is not None and inspect.isgenerator(result):
+                            sent = sender.all(result, functools.partial(_pack_item, task, masker))
+                            result = None
+                    outcome = _keep_result(task, result, start, masker)
+                    return outcome if sent is None else replace(outcome, items=sent)
                 except BaseException as error:
                     calling.quiet()
                     if is_late() and isinstance(error, KeyboardInterrupt):
@@ -295,32 +314,49 @@ def load(task: Header, call: bytes) -> tuple[Callable[..., object], tuple[object
 
 def dump_result(task: Header, result: object) -> bytes:
     """*result*, pickled in one piece. Raises `TaskNotPicklable`."""
-    return _pack_result(task, result, whole=True).joined()
+    return _pack_result(replace(task, whole=True), result).joined()
 
 
-def _keep_result(task: Header, result: object, start: float, masker: Masker | None) -> Outcome:
-    packed = _pack_result(task, result, whole=task.whole)
-    if masker and (task.whole or not packed.small) and masker.holds([*packed.pieces, *packed.buffers]):
+def _pack_item(task: Header, masker: Masker | None, item: object) -> tuple[bytes, int]:
+    """The pickled outcome that stands for *item*, and how many bytes that has in all."""
+    outcome = _keep_result(task, item, 0.0, masker, most=SMALL_OUTCOME, what="an item")
+    size = sum(part.size for part in outcome.parts) + len(outcome.result or b"")
+    return pickle.dumps(outcome), size
+
+
+def _keep_result(
+    task: Header,
+    result: object,
+    start: float,
+    masker: Masker | None,
+    *,
+    most: int = payload.INLINE,
+    what: str = "the result",
+) -> Outcome:
+    """The outcome of a task with *result*, which the head keeps where it has more bytes than *most*."""
+    packed = _pack_result(task, result, what)
+    small = task.whole or packed.size <= most
+    if masker and (task.whole or not small) and masker.holds([*packed.pieces, *packed.buffers]):
         raise TaskNotPicklable(
-            f"the result of {task.name} holds one of its secrets, and would be kept on the head's disk",
+            f"{what} of {task.name} holds one of its secrets, and would be kept on the head's disk",
             given=type(result).__qualname__,
-            hint="Return what others may see; results of jobs, and those above 4 MiB, are kept there.",
+            hint=f"Return what others may see; results of jobs, and what is above {most >> 10} KiB, are kept there.",
         )
-    if packed.small or task.whole:
+    if small:
         return Outcome(result=packed.joined(), seconds=time.perf_counter() - start)
     try:
         inputs.keep(packed)
     except TaskTooLarge as error:
-        raise TaskTooLarge(f"the result of {task.name}: {error.message}", field=error.field, hint=error.hint) from None
+        raise TaskTooLarge(f"{what} of {task.name}: {error.message}", field=error.field, hint=error.hint) from None
     return Outcome(parts=packed.parts, seconds=time.perf_counter() - start)
 
 
-def _pack_result(task: Header, result: object, *, whole: bool) -> Payload:
+def _pack_result(task: Header, result: object, what: str = "the result") -> Payload:
     try:
-        return payload.pack(result, whole=whole)
+        return payload.pack(result, whole=task.whole)
     except Exception as error:  # noqa: BLE001 - __reduce__ and __getstate__ of a result may raise anything
         raise TaskNotPicklable(
-            f"the result of {task.name} cannot be pickled: {unpicklable.described(result, payload.pack, error)}",
+            f"{what} of {task.name} cannot be pickled: {unpicklable.described(result, payload.pack, error)}",
             given=type(result).__qualname__,
             hint="Return plain values, arrays, or the path of a file.",
         ) from None

@@ -1,7 +1,10 @@
-"""Sends the lines that a task prints, and its progress, to its client while it runs.
+"""Sends the lines that a task prints, its progress, and the items of a generator, to its client while it runs.
 
 Lines come from the file that holds the output of the task (`skyinfra.worker.output`), so that those of native code
 and of the programs that it starts are among them.
+
+The client says how many items it has taken. A generator that is ahead of it waits, so that neither the head nor the
+client keeps more than a stated number of items and bytes.
 """
 
 from __future__ import annotations
@@ -12,9 +15,10 @@ import io
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from skyinfra.engine.deaths import Death
 from skyinfra.errors import SkyinfraError
@@ -35,6 +39,15 @@ _MOST = 32 * 1024
 _FIRST = 8 * 1024
 # Seconds between two messages of `progress`, which may be called at every step.
 _PROGRESS_S = 0.2
+# Items that the client has not taken: at most so many, and so many bytes of them.
+MOST_ITEMS = 64
+_MOST_ITEM_BYTES = 64 * 2**20
+# What the client says may be lost with its connection. The last item is sent again that often: the client answers.
+_AGAIN_S = 2.0
+
+# By the keys of the tasks that run here.
+_taken: dict[str, int] = {}
+_took = threading.Condition()
 
 
 class Lines:
@@ -194,6 +207,55 @@ def cutting() -> Iterator[None]:
         yield
         if _tail is not None:
             _tail.restart()
+
+
+def allow(taken: int, key: str) -> None:
+    """Notes that the client of the task *key* has taken so many of its items. The client calls it, in any thread."""
+    with _took:
+        if key in _taken:
+            _taken[key] = max(taken, _taken[key])
+            _took.notify_all()
+
+
+class ItemSender:
+    """Sends items of the task *key*: *send* is called with the number of each one, from 0, and its bytes."""
+
+    def __init__(self, key: str, send: Callable[[int, bytes], object]) -> None:
+        self._key = key
+        self._send = send
+
+    def all(self, given: Generator[Any, Any, Any], pack: Callable[[object], tuple[bytes, int]]) -> int:
+        """Sends what *given* yields; returns the number of items. Raises what *given* and *pack* raise.
+
+        pack: returns the bytes that are sent for an item, and how many bytes it has in all.
+        """
+        sizes: deque[int] = deque()
+        sent, last = 0, b""
+        with _took:
+            _taken[self._key] = 0
+        try:
+            for item in given:
+                data, size = pack(item)
+                self._wait(sizes, sent, last)
+                self._send(sent, data)
+                sizes.append(size)
+                sent, last = sent + 1, data
+        finally:
+            with _took:
+                del _taken[self._key]
+            given.close()
+        return sent
+
+    def _wait(self, sizes: deque[int], sent: int, last: bytes) -> None:
+        """Waits while the client is too far behind. *sizes*: of the items that it has not taken, as far as is known."""
+        with _took:
+            while True:
+                while sizes and len(sizes) > sent - _taken[self._key]:
+                    sizes.popleft()
+                if len(sizes) < MOST_ITEMS and sum(sizes) < _MOST_ITEM_BYTES:
+                    return
+                if not _took.wait(_AGAIN_S):
+                    self._send(sent - 1, last)
 
 
 def _watch() -> None:

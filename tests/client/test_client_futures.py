@@ -270,11 +270,6 @@ def test_an_unknown_word_of_a_map_is_named(pool):
 def take(x: object) -> None: ...
 
 
-@sky.compute
-def items():
-    yield 1
-
-
 WAYS = {
     ">>": lambda pool, value: take(value) >> pool,
     "@": lambda pool, value: take(value) @ pool,
@@ -298,8 +293,3 @@ WAYS = {
 def test_it_is_refused_by_name(pool, way, make, words):
     with pytest.raises(sky.TaskNotPicklable, match=words):
         WAYS[way](pool, make(pool))
-
-
-def test_a_generator_as_a_result_is_refused_by_name(pool):
-    with pytest.raises(sky.TaskNotPicklable, match=r"(?s)the result of items.*generator.*list"):
-        items() >> pool

@@ -46,9 +46,15 @@ def pool(manifest: Manifest) -> Iterator[Pool]:
         yield pool
 
 
+# Of this process: stays there between its tasks.
+earlier: list[str] = []
+
+
 def probe(path: str, what: str) -> Any:
     """Tells what it sees of an option; *path* names files for each slot, or for all."""
     info = sky.instance_info()
+    before = len(earlier)
+    earlier.append(path)
     if what == "hang":
         for _ in range(500):
             time.sleep(0.02)
@@ -58,7 +64,7 @@ def probe(path: str, what: str) -> Any:
             if file.tell() < 2:
                 raise LookupError("once more")
     seen = {"flag": os.environ.get("FLAG"), "token": os.environ.get("TOKEN")}
-    return {**seen, "slot": info.slot, "profile": info.profile}
+    return {**seen, "slot": info.slot, "profile": info.profile, "earlier": before}
 
 
 class Object:
@@ -119,11 +125,12 @@ OPTIONS: dict[str, tuple[object, str, object]] = {
     "env": ({"FLAG": "1"}, "", ("flag", "1")),
     "secrets": (["TOKEN"], "", ("token", "a value")),
     "slots": (2, "", sky.NotSupported),
+    "fresh": (True, "", ("earlier", 0)),
 }
 
 
 def test_no_option_is_forgotten() -> None:
-    assert {*OPTIONS, "fresh"} == {each.name for each in fields(Options)}
+    assert set(OPTIONS) == {each.name for each in fields(Options)}
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -138,6 +145,8 @@ def test_it_holds(
 ) -> None:
     monkeypatch.setenv("TOKEN", "a value")
     value, what, wanted = OPTIONS[option]
+    if option == "fresh":
+        assert all(each["earlier"] for each in [compute({})("", "") @ pool for _ in range(2)][-1])
     path = str(tmp_path / ("starts{slot}" if way == "@" else "starts"))
     if isinstance(wanted, type) and issubclass(wanted, Exception):
         with pytest.raises(wanted):
