@@ -143,7 +143,7 @@ class Upgrade:
                 )
             return True
 
-        carry_out(self.stack, approve=approve, replace=again, target=[*named, runner])
+        carry_out(self.stack, approve=approve, replace=again, target=[*named, versions, runner])
 
     def _name(self, versions: str) -> None:
         """Gives the resources of a fleet of a version before the names that they have now, which a target needs.
