@@ -10,7 +10,7 @@ from typing import get_args
 
 from skyinfra import mig
 from skyinfra.accelerators import Accelerator
-from skyinfra.errors import DuplicatePool, InvalidField, SkyinfraError
+from skyinfra.errors import DuplicatePool, InvalidField, at
 from skyinfra.plugins import Environment
 from skyinfra.pool import ComputePool, check_concurrency, follow_on
 from skyinfra.protocol.manifest import OUTPUT_PREFIX, ManifestSlot, slot_kind
@@ -67,10 +67,8 @@ def compile_pools(pools: Sequence[ComputePool], stack: str) -> tuple[Deployment,
                 hint="Pools of one stack have different names.",
             )
         seen.add(pool.name)
-        try:
+        with at(where):
             deployments.append(compile_pool(pool, stack))
-        except SkyinfraError as error:
-            raise error.at(where) from None
     return tuple(deployments)
 
 

@@ -15,7 +15,7 @@ import skyinfra
 from skyinfra import accelerators as catalog
 from skyinfra.accelerators import Accelerator
 from skyinfra.declared import Declaration
-from skyinfra.errors import ConcurrencyMismatch, InvalidField, SkyinfraError
+from skyinfra.errors import ConcurrencyMismatch, InvalidField, SkyinfraError, at
 from skyinfra.mig import Follow, parts
 from skyinfra.plugins import Environment, Mig
 from skyinfra.protocol.secrets import Secret
@@ -261,20 +261,16 @@ class ComputePool(Declaration):
 
     @model_validator(mode="after")
     def _check(self) -> ComputePool:
-        try:
+        with at(f"ComputePool({self.name!r}).accelerator"):
             accelerators = self._parsed()
-        except SkyinfraError as error:
-            raise error.at(f"ComputePool({self.name!r}).accelerator") from None
         if self.layout is not None:
             self._check_follow(accelerators)
         if not accelerators and any(isinstance(plugin, Mig) for plugin in self.plugins):
             raise InvalidField("a layout needs an accelerator", field=f"ComputePool({self.name!r}).plugins")
         for plugin in self.plugins:
             if isinstance(plugin, Environment):
-                try:
+                with at(f"ComputePool({self.name!r})", InvalidField):
                     plugin.check(accelerators)
-                except InvalidField as error:
-                    raise error.at(f"ComputePool({self.name!r})") from None
         for accelerator in self.accelerators:
             check_concurrency(self, accelerator)
         return self
@@ -335,10 +331,8 @@ def follow_on(accelerator: Accelerator, layout: Follow | None, field: str = "lay
     """
     if layout is None:
         return None
-    try:
+    with at(field):
         return layout.on(accelerator.mig_geometry())
-    except SkyinfraError as error:
-        raise error.at(field) from None
 
 
 def check_concurrency(pool: ComputePool, accelerator: Accelerator) -> None:

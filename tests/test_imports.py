@@ -56,14 +56,14 @@ ALLOWED: dict[str, set[str]] = {
     "pool": {"providers", "accelerators", "mig", "plugins", "protocol", "declared"},
     "packing": {"offers", "accelerators", "mig", "pool", "providers"},
     "recommendation": {"accelerators", "mig", "offers", "packing", "pool", "protocol", "providers"},
-    "compiler": {"pool", "plugins", "providers", "offers", "accelerators", "mig", "protocol"},
+    "compiler": {"pool", "plugins", "providers", "accelerators", "mig", "protocol"},
     "bootstrap": {"compiler", "first_boot", "mig", "node", "protocol", "providers"},
     "terraform": {"declared", "protocol", "providers"},
     "stack": {"compiler", "bootstrap", "pool", "providers", "terraform"},
     "prewarm": {"compiler", "pool", "providers", "stack", "terraform"},
     # the client
     "notebook": {"accelerators", "mig", "protocol"},
-    "sync": {"blobs", "program", "protocol", "tasks", "worker"},
+    "sync": {"blobs", "program", "protocol", "tasks"},
     "reach": {"protocol"},
     "page": {"protocol"},
     "client": {
@@ -81,7 +81,7 @@ ALLOWED: dict[str, set[str]] = {
         "terraform",
         "worker",
     },
-    "magic": {"blobs", "client", "notebook", "tasks", "worker"},
+    "magic": {"blobs", "client", "notebook", "tasks"},
     "preflight": {"accelerators", "offers", "providers", "terraform"},
     "deploy": {
         "accelerators",
@@ -163,6 +163,29 @@ def test_rooms_import_only_what_the_table_allows(path: Path) -> None:
         if here in ("__init__", "cli") or there in (here, "errors", "__init__", "pack"):
             continue
         assert there in ALLOWED[here], f"{here} must not import {there}"
+
+
+@pytest.mark.parametrize("path", [path for path in SOURCES if room(path) in ("client", "tasks")], ids=str)
+def test_the_client_takes_from_the_worker_what_runs_there_and_no_constant(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    taken = {
+        alias.asname or alias.name: f"{node.module}.{alias.name}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("skyinfra.worker")
+        for alias in node.names
+    }
+    constants = [name for name in taken.values() if name.rpartition(".")[2].isupper()]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.attr.isupper():
+            constants += [f"{taken[name]}.{node.attr}" for name in [node.value.id] if name in taken]
+    assert not constants, "what both ends know stands in protocol"
+
+
+def test_every_room_uses_what_the_table_allows_it() -> None:
+    used: dict[str, set[str]] = {name: set() for name in ALLOWED}
+    for path in SOURCES:
+        used.get(room(path), set()).update(module.split(".")[1] for module in imports(path) if "skyinfra." in module)
+    assert not {name: spare for name, allowed in ALLOWED.items() if (spare := allowed - used[name])}
 
 
 def test_every_room_is_in_the_table() -> None:

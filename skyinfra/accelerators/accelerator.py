@@ -14,8 +14,8 @@ from skyinfra.errors import (
     LayoutError,
     MigNotSupported,
     PartitionNotSupported,
-    SkyinfraError,
     UnknownProfile,
+    at,
 )
 from skyinfra.mig import Declared, Geometry, Layout, PerGpu
 
@@ -160,11 +160,8 @@ class Accelerator:
         if not isinstance(name, str) or not name.strip():
             raise InvalidAccelerator("a custom accelerator needs a name", field="name", given=name)
         if mig_model is not None:
-            try:
+            with at("mig_model", MigNotSupported):
                 _mig.geometry(mig_model)
-            except MigNotSupported as error:
-                error.at("mig_model")
-                raise
         for key in {"partition", "memory_mode"} & set(metadata or ()):
             hint = f"They are known for {', '.join(each.name for each in partitions.parts())}."
             raise PartitionNotSupported("a custom accelerator has no partition modes", field=key, hint=hint)
@@ -269,11 +266,8 @@ class Accelerator:
         self._set(count=count, mig=None)
         if declared is None:
             return
-        try:
+        with at("mig", LayoutError):
             self._set(mig=self._checked(declared))
-        except LayoutError as error:
-            error.at("mig")
-            raise
         if isinstance(declared, PerGpu) and count is None:
             self._set(count=len(declared.layouts))
 
@@ -281,11 +275,8 @@ class Accelerator:
         self._set(partition=None, memory_mode=None)
         if partition is None and memory_mode is None:
             return
-        try:
+        with at("memory_mode" if partition is None else "partition", PartitionNotSupported):
             part = partitions.part(self.name, self.vendor)
-        except PartitionNotSupported as error:
-            error.at("memory_mode" if partition is None else "partition")
-            raise
         if partition is None:
             raise partitions.memory_alone(part, memory_mode)
         mode, memory = partitions.choose(part, partition, memory_mode)
@@ -353,11 +344,8 @@ def parse_preferences(value: str | Accelerator | Sequence[str | Accelerator] | N
         )
     found = []
     for index, each in enumerate(value):
-        try:
+        with at(f"[{index}]"):
             found.append(parse(each))
-        except SkyinfraError as error:
-            error.at(f"[{index}]")
-            raise
     return tuple(found)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from skyinfra.accelerators.catalog import Spelling, read_name, variants
 from skyinfra.accelerators.partitions import FORM as PARTITION_FORM
-from skyinfra.errors import InvalidAccelerator, InvalidLayout, InvalidPartition
+from skyinfra.errors import InvalidAccelerator, InvalidLayout, InvalidPartition, at
 from skyinfra.mig import PerGpu, per_gpu, text
 
 _FORM = 'Write it like "H100", "A100-40GB:4", "H100!:8" or "H100:8/3g.40gb".'
@@ -73,8 +73,5 @@ def _modes(written: str) -> tuple[str | None, str | None]:
 
 
 def read_layout(written: str) -> str | PerGpu:
-    try:
+    with at("mig", InvalidLayout):
         return per_gpu(*written.split("|")) if "|" in written else text(written)
-    except InvalidLayout as error:
-        error.at("mig")
-        raise

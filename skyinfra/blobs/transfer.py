@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from skyinfra.blobs.store import BlobStore, WrongContent, write_at
+from skyinfra.blobs.trees import Entry
 from skyinfra.errors import SkyinfraError
 from skyinfra.protocol import services
 from skyinfra.protocol.rpc import Peer
@@ -183,11 +184,19 @@ async def fetch_bytes(head: Peer, digest: str, size: int) -> memoryview:
     return content
 
 
-async def fetch_file(head: Peer, digest: str, size: int, path: Path) -> None:
-    """Fetches one blob into the new file *path*. Raises `BlobsMissing`, OSError."""
-    with path.open("xb") as file:
-        # Parts come from several threads.
-        await _parts(head, digest, size, partial(write_at, file.fileno()))
+async def fetch_file(head: Peer, entry: Entry, path: Path) -> None:
+    """Fetches the file *entry* to *path*, in place of what is there, as a whole. Raises `BlobsMissing`, OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(f".{uuid.uuid4().hex}")
+    try:
+        with new.open("xb") as file:
+            # Parts come from several threads.
+            await _parts(head, entry.sha256, entry.size, partial(write_at, file.fileno()))
+        if entry.executable:
+            new.chmod(new.stat().st_mode | 0o111)
+        new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)
 
 
 def _batches(sizes: dict[str, int]) -> Iterator[list[str]]:

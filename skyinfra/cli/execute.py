@@ -5,60 +5,56 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import socket
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace as replace_fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 
+from skyinfra.blobs import copies
 from skyinfra.cli.forward import Way, write_hosts
-from skyinfra.cli.nodes import chosen
 from skyinfra.cli.options import (
     CommandWithCommand,
     Fleet,
     JobName,
     Json,
     NodeName,
+    OnlyNode,
     command_of,
     errors_name_options,
     exit_code,
-    of_fleet,
+    write,
 )
 from skyinfra.errors import InvalidField, MissingDependency, NotSupported, counted, did_you_mean
 from skyinfra.protocol import questions
-
-if TYPE_CHECKING:
-    from skyinfra.protocol.manifest import Manifest, ManifestNode
+from skyinfra.protocol.manifest import Login, Manifest, ManifestNode
+from skyinfra.providers import kinds, read
+from skyinfra.sync import bringing
+from skyinfra.terminal import tables
+from skyinfra.terminal.progress import asked, working
 
 _WAIT_S = 10.0
 _SSH_PORT = 22
 _PROBE_S = 3.0
 _PROBES = 32
-OnNode = Annotated[
-    str | None, typer.Option("--node", metavar="NODE", help="Only this node.", autocompletion=of_fleet("nodes"))
-]
 _STDIO = ("--listen-on-stdin", "--verbosity=warning")
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Adds the commands to *app*."""
-    app.command("exec", cls=CommandWithCommand)(execute)
-    app.command(cls=CommandWithCommand)(ssh)
-    app.command()(put)
-    app.command()(get)
+app = typer.Typer()
 
 
+@app.command("exec", cls=CommandWithCommand)
 def execute(context: typer.Context, fleet: Fleet, node: NodeName = None) -> None:
     """Run a command on a node, the head unless another is named. Its output is streamed and its exit code is ours."""
-    from skyinfra.terminal.progress import asked
-
     command = command_of(context)
     if not command:
         raise InvalidField("no command", field="CMD", hint="Such as `skyinfra exec STACK/POOL -- nvidia-smi`.")
     with asked(fleet) as pool:
-        name = chosen(pool, node or _head(pool.manifest).name)[0]
+        name = pool.named(node or _head(pool.manifest).name, "NODE")[0]
         identity = pool.ask(name, questions.START, command=command)
         try:
             while True:
@@ -66,9 +62,7 @@ def execute(context: typer.Context, fleet: Fleet, node: NodeName = None) -> None
                     name, questions.OUTPUT, wait_s=_WAIT_S + 20, identity=identity, longest_s=_WAIT_S
                 )
                 for stream, text in found["parts"]:
-                    target = sys.stderr if stream == "stderr" else sys.stdout
-                    target.write(text)
-                    target.flush()
+                    write(stream, text)
                 if found["code"] is not None:
                     break
         except BaseException:
@@ -77,6 +71,7 @@ def execute(context: typer.Context, fleet: Fleet, node: NodeName = None) -> None
     raise typer.Exit(exit_code(int(found["code"])))
 
 
+@app.command(cls=CommandWithCommand)
 def ssh(
     context: typer.Context,
     fleet: Fleet,
@@ -91,7 +86,6 @@ def ssh(
 ) -> None:
     """Open a shell on a node, the head unless another is named: by ssh, or Session Manager where no port is open."""
     from skyinfra.client.lookup import find_manifest
-    from skyinfra.providers import kinds, read
 
     command = command_of(context)
     if config and (node or command):
@@ -120,19 +114,17 @@ def ssh(
     os.execvp(line[0], line)  # noqa: S606 - the terminal is ssh's from here on
 
 
+@app.command()
 def put(
     fleet: Fleet,
     path: Annotated[Path, typer.Argument(metavar="PATH", help="A file or a folder of this machine.")],
     remote: Annotated[
         str | None, typer.Argument(metavar="REMOTE", help="Its path there; the last part of PATH, if not given.")
     ] = None,
-    node: OnNode = None,
+    node: OnlyNode = None,
     as_json: Json = False,
 ) -> None:
     """Copy a file or a folder to the nodes, below sky.files() of tasks. What they have already is not sent again."""
-    from skyinfra.terminal import tables
-    from skyinfra.terminal.progress import asked, working
-
     with asked(fleet) as pool, errors_name_options():
         nodes = pool.node_names() if node is None else [node]
         with working(f"put {path} on {counted(len(nodes), 'node')}"):
@@ -143,17 +135,15 @@ def put(
         sys.stdout.write(f"{path} is {name} on {', '.join(nodes)}\n")
 
 
+@app.command()
 def get(
     fleet: Fleet,
     remote: Annotated[str, typer.Argument(metavar="REMOTE", help="A file or a folder below sky.files() of a node.")],
     path: Annotated[Path, typer.Argument(metavar="PATH", help="Where to; a folder that exists takes it in.")] = Path(),
-    node: OnNode = None,
+    node: OnlyNode = None,
     as_json: Json = False,
 ) -> None:
     """Copy a file or a folder from a node: what tasks wrote below sky.files(), or what was put there."""
-    from skyinfra.terminal import tables
-    from skyinfra.terminal.progress import asked, working
-
     with asked(fleet) as pool, errors_name_options(), working(f"get {remote}"):
         found = pool.get(remote, path, node)
     if as_json:
@@ -162,22 +152,17 @@ def get(
         sys.stdout.write(f"{found}\n")
 
 
+@app.command()
 def fetch(
     fleet: Fleet,
     job: JobName,
     path: Annotated[Path, typer.Argument(metavar="DIR", help="The folder that they come to.")] = Path(),
     pattern: Annotated[
-        Optional[list[str]],  # noqa: UP045
-        typer.Option(metavar="PATTERN", help="Only these, as in a .gitignore."),
+        list[str] | None, typer.Option(metavar="PATTERN", help="Only these, as in a .gitignore.")
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Bring the files that a script wrote, and that `run --detach --fetch` kept. Files that changed here stay."""
-    from skyinfra.blobs import copies
-    from skyinfra.sync import bringing
-    from skyinfra.terminal import tables
-    from skyinfra.terminal.progress import asked, working
-
     with asked(fleet) as pool, errors_name_options():
         found = pool.job(job)
         with working(f"fetch the files of {found.name}"):
@@ -230,8 +215,6 @@ def ssh_line(manifest: Manifest, node: ManifestNode, command: Sequence[str], *, 
 
 
 def _open_way(manifest: Manifest, node: ManifestNode, user: str | None) -> Way | None:
-    from skyinfra.protocol.manifest import Login
-
     known = node.ssh or Login()
     user = user or known.user
     # A host may have another port, or a name that the configuration of ssh alone knows.
@@ -245,7 +228,6 @@ def _open_way(manifest: Manifest, node: ManifestNode, user: str | None) -> Way |
 
 def _ways(manifest: Manifest, user: str | None) -> dict[str, Way | None]:
     """Returns how ``ssh`` reaches each node; None for one that it does not."""
-    from concurrent.futures import ThreadPoolExecutor
 
     def way(node: ManifestNode) -> Way | None:
         return _open_way(manifest, node, user) or _by_the_cloud(manifest, node, user)
@@ -257,8 +239,6 @@ def _ways(manifest: Manifest, user: str | None) -> dict[str, Way | None]:
 
 def _by_the_cloud(manifest: Manifest, node: ManifestNode, user: str | None) -> Way | None:
     """Returns the way to a node without an open port: through what leads to its head, where something does."""
-    from skyinfra.protocol.manifest import Login
-
     via, login = manifest.via, Login(user)
     if via is not None and via.kind == "ssh":
         return Way(node.address, Login(user, via=f"{via.target}:{via.port}" if via.port else via.target))
@@ -304,8 +284,6 @@ def _named(manifest: Manifest, name: str) -> ManifestNode:
 
 def _answers(address: str) -> bool:
     try:
-        import socket
-
         socket.create_connection((address, _SSH_PORT), timeout=_PROBE_S).close()
     except OSError:
         return False

@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import html
 import json
 import os
 import pwd
 import re
 import shlex
 import sys
+import tempfile
 import time
+import webbrowser
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,36 +22,30 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skyinfra.cli.nodes import chosen
-from skyinfra.cli.options import Fleet
+from skyinfra.blobs.store import in_words
+from skyinfra.cli.options import Fleet, OnNode, OnProfile, exit_code
 from skyinfra.errors import InvalidField, InvalidManifest, MissingDependency, NotSupported, counted
+from skyinfra.notebook import serve_jupyter
+from skyinfra.program.views import FILES_FOLDER
+from skyinfra.protocol.manifest import Login, Manifest
+from skyinfra.terminal.progress import asked, connected
+from skyinfra.terraform.project import Project
 
 if TYPE_CHECKING:
     from skyinfra.client import Pool, Questions
     from skyinfra.engine.forwarding import Forward
-    from skyinfra.protocol.manifest import Login, Manifest
 
 _POLL_S = 0.5
 _HERE = "127.0.0.1"
 _LARGEST = 65535
 
-opening = typer.Typer(help="Start a server on a slot, and open it in the browser of this machine.")
-
-
-def add_commands(app: typer.Typer) -> None:
-    """Adds the commands to *app*."""
-    app.command("port-forward")(port_forward)
-    app.add_typer(opening, name="open", no_args_is_help=True)
-
-
-@opening.callback()
-def _opening() -> None:
-    """Start a server on a slot, and open it in the browser of this machine."""
+app = typer.Typer()
 
 
 # Ports ----------------------------------------------------------------------------------------------------------------
 
 
+@app.command("port-forward")
 def port_forward(
     fleet: Fleet,
     node: Annotated[str, typer.Argument(metavar="NODE", help="The node.")],
@@ -58,11 +55,9 @@ def port_forward(
     ],
 ) -> None:
     """Lead ports of this machine's loopback to ports of a node's, through the head's one port, until interrupted."""
-    from skyinfra.terminal.progress import asked
-
     pairs = [_pair(each) for each in ports]
     with asked(fleet) as pool:
-        name = chosen(pool, node)[0]
+        name = pool.named(node, "NODE")[0]
         forwards = [(_forward(pool, name, remote, local), remote) for local, remote in pairs]
         for forward, remote in forwards:
             sys.stdout.write(f"{_HERE}:{forward.port} is port {remote} of {name} until you press Ctrl-C.\n")
@@ -102,8 +97,6 @@ def _forward(pool: Questions, node: str, remote: int, local: int) -> Forward:
 
 
 def _said(forward: Forward) -> str:
-    from skyinfra.blobs.store import in_words
-
     sent, received = in_words(forward.traffic.sent), in_words(forward.traffic.received)
     broken = f", {forward.broken} of them refused or broken" if forward.broken else ""
     return f"{counted(forward.connections, 'connection')}{broken}; {sent} there, {received} back"
@@ -112,11 +105,11 @@ def _said(forward: Forward) -> str:
 # Jupyter --------------------------------------------------------------------------------------------------------------
 
 
-@opening.command()
+@app.command()
 def jupyter(
     fleet: Fleet,
-    node: Annotated[str | None, typer.Option(metavar="NODE", help="On a slot of this node.")] = None,
-    profile: Annotated[str | None, typer.Option(metavar="PROFILE", help="On a slot with this profile.")] = None,
+    node: OnNode = None,
+    profile: OnProfile = None,
     port: Annotated[int, typer.Option(min=0, max=_LARGEST, help="Of this machine; 0 is any.")] = 0,
     browser: Annotated[bool, typer.Option(help="Open it, where a person watches; else its address is printed.")] = True,
 ) -> None:
@@ -124,14 +117,10 @@ def jupyter(
 
     Its files are those of `sky.files()` of the node, and stay there.
     """
-    from tempfile import TemporaryDirectory
 
     from skyinfra.client import run_script
-    from skyinfra.notebook import serve_jupyter
-    from skyinfra.program.views import FILES_FOLDER
-    from skyinfra.terminal.progress import connected
 
-    with connected(fleet) as pool, TemporaryDirectory(prefix="skyinfra-") as folder:
+    with connected(fleet) as pool, tempfile.TemporaryDirectory(prefix="skyinfra-") as folder:
         shown = _Jupyter(pool, port, Path(folder) if browser and sys.stdout.isatty() else None)
         sys.stderr.write(f"waiting for a slot of {pool.manifest.fleet}\n")
         slots, script = pool.select(node=node, profile=profile), Path(serve_jupyter.__file__)
@@ -145,7 +134,7 @@ def jupyter(
             hint='Add it to the declaration of the pool, image=sky.Image(pip=["jupyterlab"]), and deploy. A local '
             "fleet has the packages that this skyinfra has: pip install jupyterlab.",
         )
-    raise typer.Exit(code if code >= 0 else 128 - code)
+    raise typer.Exit(exit_code(code))
 
 
 class _Jupyter:
@@ -157,8 +146,6 @@ class _Jupyter:
 
     def take(self, stream: str, line: str) -> None:
         """Takes a line of the program's output: what it says for people, or where it listens."""
-        from skyinfra.notebook import serve_jupyter
-
         found = serve_jupyter.read(line) if stream == "stdout" else None
         if found is None:
             sys.stderr.write(f"{line}\n")
@@ -181,9 +168,6 @@ class _Jupyter:
 
 def _show(address: str, folder: Path) -> None:
     """Opens *address*, which holds a token, in the browser; other accounts see the arguments of programs."""
-    import html
-    import webbrowser
-
     page = folder / "jupyter.html"
     page.write_text(f'<meta http-equiv="refresh" content="0; url={html.escape(address)}">\n', encoding="utf-8")
     page.chmod(0o600)
@@ -297,8 +281,6 @@ def _tell(manifest: Manifest, hosts: list[str], left: list[str], file: Path) -> 
 
 
 def _origin(fleet: str) -> str:
-    from skyinfra.terraform.project import Project
-
     return str(Path(fleet).absolute() if fleet.endswith(".json") else Project.find().folder)
 
 
@@ -372,8 +354,6 @@ def _include(config: Path, file: Path) -> None:
 
 
 def _replace(file: Path, data: bytes, mode: int) -> None:
-    import tempfile
-
     # Where it is a link, such as into a folder of dotfiles, the link stays.
     file = Path(os.path.realpath(file))
     handle, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)

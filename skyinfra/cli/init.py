@@ -1,4 +1,4 @@
-"""``skyinfra init``: a project that works as it is."""
+"""``skyinfra init``: a project that works as it is; ``skyinfra completion``."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import importlib.util
 import shlex
 import sys
 import uuid
+from enum import StrEnum
 from pathlib import Path
+from typing import Annotated
 
 import typer
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from typer._completion_shared import get_completion_script
 
 from skyinfra.bootstrap import bundled
-from skyinfra.errors import InvalidField, ProjectError, did_you_mean
+from skyinfra.errors import InvalidField, ProjectError, did_you_mean, written
 from skyinfra.stack import LIBRARIES, check_name
 
 # The living one first.
@@ -30,11 +33,22 @@ _STACK = "quickstart"
 EXAMPLES = (*_PROGRAMS, "notebook", "hcl")
 
 
-def begin(folder: Path, *, stack: str, library: str | None, example: str | None) -> None:
-    """Makes a project, and prints its files, the library that it takes, and the next commands.
+app = typer.Typer()
 
-    Raises what `make_project` raises.
-    """
+
+@app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(help="Folder of the new project.")] = Path(),
+    stack: Annotated[str, typer.Option(help="Name of its stack.")] = "quickstart",
+    library: Annotated[
+        str | None, typer.Option(help="cdktf or cdktn; the one that is installed, and cdktn where both are.")
+    ] = None,
+    example: Annotated[
+        str | None,
+        typer.Option(help="tour, jobs, gang, notebook, or hcl: without Python, in Terraform's own language."),
+    ] = None,
+) -> None:
+    """Make a project. It declares a pool of simulated nodes, and has a script and a notebook that use them."""
     chosen = library or installed_library() or _PREFERRED[0]
     for file in make_project(folder, stack=stack, library=chosen, example=example):
         typer.echo(f"made {file}")
@@ -70,12 +84,10 @@ def make_project(folder: Path, *, stack: str, library: str, example: str | None 
     for file in contents:
         if file.exists():
             raise ProjectError("exists already and is not overwritten", field=str(file), hint="Choose an empty folder.")
-    try:
+    with written(ProjectError, str(folder)):
         for file, text in contents.items():
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ProjectError(f"cannot be written: {error.strerror}", field=str(folder)) from None
     return list(contents)
 
 
@@ -110,3 +122,17 @@ def _use(example: str | None, stack: str) -> str:
     if example == "notebook":
         return "jupyter lab notebook.ipynb"
     return f"skyinfra run {stack}/mig train.py --epochs 3"
+
+
+class Shell(StrEnum):
+    """A shell that completes commands."""
+
+    bash = "bash"
+    zsh = "zsh"
+    fish = "fish"
+
+
+@app.command()
+def completion(shell: Annotated[Shell, typer.Argument(help="The shell.")]) -> None:
+    """Print the completion of a shell. --install-completion installs it; it knows stacks, pools, nodes and jobs."""
+    typer.echo(get_completion_script(prog_name="skyinfra", complete_var="_SKYINFRA_COMPLETE", shell=shell.value))

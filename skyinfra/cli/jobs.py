@@ -5,24 +5,16 @@ from __future__ import annotations
 import sys
 import time
 import traceback
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 
-from skyinfra.cli.execute import fetch
-from skyinfra.cli.options import (
-    Fleet,
-    JobName,
-    Json,
-    Lines,
-    ListByDefault,
-    Notify,
-    Wide,
-    errors_name_options,
-    exit_code,
-)
+from skyinfra.blobs import copies
+from skyinfra.cli.notify import named_secret, named_target, targets, tell_of
+from skyinfra.cli.options import Fleet, JobName, Json, Lines, Notify, Wide, errors_name_options, exit_code
+from skyinfra.deploy.kept import keep_now, kept_jobs
 from skyinfra.errors import (
     FleetNotDeployed,
     FleetUnreachable,
@@ -35,13 +27,15 @@ from skyinfra.errors import (
     StackNotFound,
     TaskError,
     TaskFailed,
+    written,
 )
 from skyinfra.protocol import questions
+from skyinfra.protocol.jobs import JobInfo
+from skyinfra.terminal import names, tables
+from skyinfra.terminal.progress import asked, working
 
 if TYPE_CHECKING:
-    from skyinfra.cli.run import Goes
     from skyinfra.client import Job, Questions
-    from skyinfra.protocol.jobs import JobInfo
 
 _POLL_S = 1.0
 _KEEP_S = 3600.0
@@ -49,23 +43,12 @@ _KEEP_S = 3600.0
 _GONE = (FleetNotDeployed, FleetUnreachable, ProjectNotFound, StackNotFound, PoolNotFound)
 _STYLES = {"running": "green", "failed": "red", "cancelled": "yellow"}
 
-app = typer.Typer(
-    cls=ListByDefault,
-    help="Tasks and scripts that run without their client. From `skyinfra run --detach`, `pool.submit(..., detach=)`.",
-    no_args_is_help=True,
-)
-
-app.command()(fetch)
+app = typer.Typer()
 
 
 @app.command("list")
 def list_jobs(fleet: Fleet, as_json: Json = False, wide: Wide = False) -> None:
     """List the jobs that the head keeps. `skyinfra jobs STACK/POOL` does the same."""
-    from rich.markup import escape
-
-    from skyinfra.terminal import names, tables
-    from skyinfra.terminal.progress import asked
-
     kept: dict[str, object] | None = None
     try:
         with asked(fleet) as pool:
@@ -112,8 +95,6 @@ def _untold(job: JobInfo) -> str:
 
 def _wrote(job: JobInfo) -> str:
     """Returns which files the script of *job* wrote."""
-    from skyinfra.blobs import copies
-
     return copies.summary(job.written) if job.written is not None else ""
 
 
@@ -122,8 +103,6 @@ def _kept(fleet: str, error: SkyinfraError) -> tuple[list[JobInfo], dict[str, ob
 
     Says so on stderr. Raises *error* where none is kept.
     """
-    from skyinfra.deploy.kept import kept_jobs
-
     found = kept_jobs(fleet)
     if not found:
         raise error
@@ -136,8 +115,6 @@ def _kept(fleet: str, error: SkyinfraError) -> tuple[list[JobInfo], dict[str, ob
 
 def _kept_log(fleet: str, job: str, lines: int, error: SkyinfraError) -> None:
     """Prints the end of the kept log of a job, in place of *error*, which is raised where it is not kept."""
-    from skyinfra.deploy.kept import kept_jobs
-
     # The last one of that name.
     named = (each for each in reversed(kept_jobs(fleet)) if job == each.info.name or each.info.id.startswith(job))
     if (found := next(named, None)) is None:
@@ -158,11 +135,9 @@ def _date(when: float) -> str:
 
 
 def _ran(job: JobInfo, now: float) -> str:
-    from skyinfra.terminal.tables import span
-
     if job.started is None:
         return ""
-    return span((job.ended or now) - job.started) + (f", attempt {job.attempts}" if job.attempts > 1 else "")
+    return tables.span((job.ended or now) - job.started) + (f", attempt {job.attempts}" if job.attempts > 1 else "")
 
 
 @app.command()
@@ -173,8 +148,6 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
 ) -> None:
     """Print what a job has printed; of a fleet that is gone, what was kept of it."""
-    from skyinfra.terminal.progress import asked
-
     try:
         pool = asked(fleet)
     except _GONE as error:
@@ -191,13 +164,10 @@ def logs(
 
 @app.command()
 def keep(fleet: Fleet) -> None:
-    """Copy records and logs of jobs to where the state of the stack is, for after the fleet; again only what changed.
+    """Copy records and logs of jobs to where the state of the stack is, for after the fleet. Again: only what changed.
 
     `skyinfra destroy` does it too. Exit code 1 where a job is not kept.
     """
-    from skyinfra.deploy.kept import keep_now
-    from skyinfra.terminal.progress import working
-
     with working(f"keep the jobs of {fleet}"):
         done = keep_now(fleet, patience=_KEEP_S)
     if not done.whole:
@@ -209,8 +179,6 @@ def keep(fleet: Fleet) -> None:
 @app.command()
 def cancel(fleet: Fleet, job: JobName) -> None:
     """Take a job back; one that runs is ended on its slot. Exit code 1 where it has ended already."""
-    from skyinfra.terminal.progress import asked
-
     with asked(fleet) as pool:
         found = pool.job(job)
         if found.cancel():
@@ -225,15 +193,12 @@ def give(
     fleet: Fleet,
     job: JobName,
     secret: Annotated[
-        Optional[list[str]],  # noqa: UP045
+        list[str] | None,
         typer.Option(metavar="NAME[=@FILE]", help="In place of those that it waits for: from FILE, for instance."),
     ] = None,
     notify: Notify = None,
 ) -> None:
     """Give a job the secrets and webhooks again that it had: a head that starts anew has forgotten them."""
-    from skyinfra.cli.run import named_secret, named_target
-    from skyinfra.terminal.progress import asked
-
     with asked(fleet) as pool, errors_name_options():
         found = pool.job(job)
         info = found.give(*map(named_secret, secret or ()), notify=[named_target(each) for each in notify or ()])
@@ -245,11 +210,10 @@ def result(
     fleet: Fleet,
     job: JobName,
     timeout: Annotated[
-        Optional[float],  # noqa: UP045
-        typer.Option(min=0, metavar="SECONDS", help="Wait for so long; for ever, where it is left out."),
+        float | None, typer.Option(min=0, metavar="SECONDS", help="Wait for so long; for ever, where it is left out.")
     ] = None,
     output: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option(
             metavar="FILE",
             help="Write the result there, as `pickle.load` reads it. It is not read here, and runs no code.",
@@ -259,17 +223,14 @@ def result(
     notify: Notify = None,
 ) -> None:
     """Wait for a job and print its result. The exit code of a script is ours; 1 where a task raised an exception."""
-    from skyinfra.cli.run import Goes, tell_of
-    from skyinfra.terminal.progress import asked
-
     if output is not None and as_json:
         raise typer.BadParameter("--output writes a file, and --json prints")
-    targets = Goes(notify=tuple(notify or ())).targets()
+    told = targets(notify)
     with asked(fleet) as pool:
         found = pool.job(job)
         try:
-            if targets:
-                tell_of(targets, pool.manifest.fleet, found, timeout)
+            if told:
+                tell_of(told, pool.manifest.fleet, found, timeout)
             if output is not None:
                 _write(found, output, timeout)
                 return
@@ -302,8 +263,6 @@ def _failed(job: Job[Any], text: str) -> TaskFailed:
 
 
 def _print_result(job: Job[Any], timeout: float | None, *, as_json: bool) -> None:
-    from skyinfra.terminal import tables
-
     value = job.result(timeout)
     if not as_json:
         if value is not None:
@@ -322,44 +281,8 @@ def _write(job: Job[Any], output: Path, timeout: float | None) -> None:
     outcome = job.outcome(timeout)
     if outcome.failure is not None:
         raise _failed(job, outcome.failure.text)
-    try:
+    with written(InvalidField, "--output", str(output)):
         output.write_bytes(outcome.result or b"")
-    except OSError as reason:
-        raise InvalidField(f"cannot be written: {reason.strerror}", field="--output", given=str(output)) from None
-
-
-def submit_script(
-    fleet: str, script: Path, arguments: Sequence[str], goes: Goes, *, priority: int, replace: bool
-) -> None:
-    """``skyinfra run --detach``: submits *script* as a job of the head, and prints its name."""
-    from skyinfra.cli.run import check_script
-
-    check_script(fleet, script, arguments)
-    from skyinfra.client import detach_script
-    from skyinfra.sync.bringing import check_patterns
-    from skyinfra.terminal import names
-    from skyinfra.terminal.progress import connected
-
-    notify, fetch = goes.targets(by_head=True), check_patterns(goes.fetch, "--fetch")
-    if goes.fetch_to is not None:
-        hint = f"`skyinfra jobs fetch {fleet} JOB DIR` brings what the head keeps of a job."
-        raise InvalidField("a job keeps its files", field="--fetch-to", given=str(goes.fetch_to), hint=hint)
-    with connected(fleet, secrets=goes.named_secrets()) as pool:
-        slots, variables = goes.bring(pool, script)
-        job = detach_script(
-            slots,
-            script,
-            list(arguments),
-            env=variables,
-            name=goes.name,
-            priority=priority,
-            replace=replace,
-            notify=notify,
-            fetch=fetch,
-        )
-    names.remember_jobs(fleet, [job.name], more=True)
-    sys.stdout.write(f"{job.name}\n")
-    sys.stderr.write(f"`skyinfra jobs logs {fleet} {job.name} --follow` shows what it prints.\n")
 
 
 class _Printer:

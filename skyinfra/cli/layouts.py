@@ -7,24 +7,25 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.markup import escape
 from rich.table import Table
 
 from skyinfra import mig
 from skyinfra.accelerators import Accelerator, grammar
+from skyinfra.cli.options import Fleet, Json, Wide, names_of
 from skyinfra.deploy.advice import advice
 from skyinfra.deploy.transitions import transition
-from skyinfra.errors import InvalidField, InvalidLayout, counted
+from skyinfra.errors import InvalidField, InvalidLayout, counted, written
 from skyinfra.mig import gallery
 from skyinfra.mig.drawing import EXPECTED
 from skyinfra.protocol.manifest import Manifest
 from skyinfra.terminal import advice as terminal_advice
 from skyinfra.terminal import tables
 from skyinfra.terminal.drawing import layout_text, show_transition, write_svg
-from skyinfra.terminal.progress import every_stack
-from skyinfra.terraform.project import Project
+from skyinfra.terminal.progress import deployed
 
 _SOURCES = ("name", "profile_id", "starts")
 
@@ -33,6 +34,30 @@ _DRAWN = 16
 
 # A comma between two profiles; one within a name is followed by a letter.
 _COMMA = re.compile(r"\s*,(?=\s*[\d>])")
+
+
+app = typer.Typer()
+Gpu = Annotated[
+    str,
+    typer.Argument(
+        metavar="ACCELERATOR",
+        help='Such as "H100", "A100-40GB" or "h100_80gb".',
+        autocompletion=names_of("accelerators"),
+    ),
+]
+LayoutText = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="LAYOUT",
+        help='Such as "3g.40gb+2g.20gb+1g.10gb*2"; one profile fills a GPU.',
+        autocompletion=names_of("layouts", "accelerator"),
+    ),
+]
+Driver = Annotated[str | None, typer.Option(metavar="VERSION", help='Of the node, such as "535.161.07" or "R510".')]
+Picture = Annotated[Path | None, typer.Option(help="Write the picture to this file.")]
+AllProfiles = Annotated[
+    bool, typer.Option("--all-profiles", help="Also profiles with double memory, +me, +gfx and the like.")
+]
 
 
 @dataclass(frozen=True)
@@ -101,12 +126,17 @@ class Shown:
         return mig.joinable(held, self.picture.geometry) if held else self.tried.fitting
 
 
-def show_layout(accelerator: str, layout: str | None, *, svg: Path | None, as_json: bool) -> int:
-    """Draws it. Returns the exit code: 2 where a layout has no placement."""
+@app.command()
+def show(
+    accelerator: Gpu, layout: LayoutText = None, svg: Picture = None, as_json: Json = False, wide: Wide = False
+) -> None:
+    """Draw a layout: partitions, memory, SMs, free room. One that is impossible is drawn as far as it goes (exit 2)."""
     named = read_gpu(accelerator, layout)
     shown = _shown(named)
     if svg is not None:
-        _write(svg, mig.svg([(each.title, each.picture, each.notes) for each in shown]))
+        text = mig.svg([(each.title, each.picture, each.notes) for each in shown])
+        with written(InvalidField, "--svg", str(svg)):
+            svg.write_text(text, encoding="utf-8")
     if as_json:
         tables.print_document(_document(named, shown))
     else:
@@ -115,14 +145,13 @@ def show_layout(accelerator: str, layout: str | None, *, svg: Path | None, as_js
             out.print(layout_text(each.title, each.picture, each.notes, out.width), soft_wrap=True)
         if svg is not None:
             out.print(f"written to {escape(str(svg))}")
-    return 2 if any(each.tried.missing for each in shown) else 0
+    if any(each.tried.missing for each in shown):
+        raise typer.Exit(2)
 
 
-def check_layout(accelerator: str, layout: str | None, *, driver: str | None) -> int:
-    """Prints the placements as JSON, or the drawing of how far it got. Returns the exit code: 1 without a placement.
-
-    Raises DriverTooOld where *driver* does not offer the layout.
-    """
+@app.command()
+def check(accelerator: Gpu, layout: LayoutText = None, driver: Driver = None) -> None:
+    """Print the placements of a layout, or why it has none. As JSON with exit code 0, or drawn with 1."""
     named = read_gpu(accelerator, layout)
     if named.declared is None:
         raise InvalidLayout("there is no layout to check", hint='Write it behind the accelerator: H100 "3g.40gb*2".')
@@ -133,16 +162,22 @@ def check_layout(accelerator: str, layout: str | None, *, driver: str | None) ->
         out.print(layout_text(each.title, each.picture, each.notes, out.width), soft_wrap=True)
     for each in shown if driver else ():
         mig.check_driver(each.tried.layout, named.geometry, driver or "")
-    if not impossible:
-        tables.print_document(_document(named, shown))
-    return 1 if impossible else 0
+    if impossible:
+        raise typer.Exit(1)
+    tables.print_document(_document(named, shown))
 
 
-def plan_layout(fleet: str, layout: str | None, *, svg: Path | None, as_json: bool) -> None:
-    """Prints what *layout*, else the declared one, does to the running fleet ``STACK/POOL``. Changes nothing.
-
-    Raises `InvalidField` for a pool without accelerators, what reading and placing a layout raises, and `FleetError`.
-    """
+@app.command()
+def plan(
+    fleet: Fleet,
+    layout: Annotated[
+        str | None,
+        typer.Argument(metavar="LAYOUT", help='The declared one where it is left out; "off" for whole GPUs.'),
+    ] = None,
+    svg: Picture = None,
+    as_json: Json = False,
+) -> None:
+    """Show what another layout does to a running fleet. It says what stays, goes and comes, and which tasks end."""
     manifest, pool, accelerator = _deployed(fleet)
     if layout is not None:
         accelerator = accelerator.with_(mig=None if mig.is_off(layout) else grammar.read_layout(layout))
@@ -157,11 +192,16 @@ def plan_layout(fleet: str, layout: str | None, *, svg: Path | None, as_json: bo
         tables.console().print(f"written to {svg}", markup=False)
 
 
-def show_advice(fleet: str, *, save: Path | None, as_json: bool) -> None:
-    """Prints the fixed layout under which the tasks that ran on the fleet ``STACK/POOL`` would have waited least.
-
-    save: a file for the trace of those tasks. Raises `TooLittleMeasured`, and as plan_layout().
-    """
+@app.command()
+def advise(
+    fleet: Fleet,
+    save: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the tasks to this file as well, CSV, as `sky.mig.advise` reads it."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Recommend a fixed layout, from the tasks that ran on a fleet: what they used, how long they waited."""
     manifest, _, accelerator = _deployed(fleet)
     with tables.console(to_stderr=True).status("asking the fleet, and trying layouts ..."):
         found = advice(manifest, accelerator)
@@ -178,18 +218,16 @@ def _deployed(fleet: str) -> tuple[Manifest, dict[str, Any], Accelerator]:
 
     Raises `InvalidField` for a pool without accelerators, and `FleetError`.
     """
-    name, _, pool_name = fleet.partition("/")
-    project = Project.find()
-    stack = project.stack(name, stacks=every_stack(project))
-    manifest = stack.fleet(pool_name or stack.only_pool)
+    stack, manifest = deployed(fleet)
     pool = next((each for each in stack.pools if each["name"] == manifest.pool), {})
     if not pool.get("accelerator"):
         raise InvalidField("no accelerators are declared for this pool", given=fleet)
     return manifest, pool, Accelerator.parse(pool["accelerator"]).with_(count=pool["accelerators_per_node"])
 
 
-def show_profiles(accelerator: str, *, as_json: bool) -> None:
-    """Lists the profiles of a GPU."""
+@app.command()
+def profiles(accelerator: Gpu, as_json: Json = False, wide: Wide = False) -> None:
+    """List the profiles of a GPU."""
     geometry = read_gpu(accelerator).geometry
     if as_json:
         fields = asdict(geometry)
@@ -220,11 +258,18 @@ def show_profiles(accelerator: str, *, as_json: bool) -> None:
     out.print(made)
 
 
-def show_layouts(accelerator: str, *, every_profile: bool, driver: str | None, as_json: bool) -> None:
-    """Lists the layouts of a GPU beside which nothing more fits."""
+@app.command()
+def layouts(
+    accelerator: Gpu,
+    all_profiles: AllProfiles = False,
+    driver: Driver = None,
+    as_json: Json = False,
+    wide: Wide = False,
+) -> None:
+    """List the layouts of a GPU beside which nothing more fits."""
     named = read_gpu(accelerator)
     geometry = named.geometry
-    profiles = tuple(p.name for p in geometry.profiles) if every_profile else mig.plain_profiles(geometry)
+    profiles = _profiles(geometry, all_profiles)
     placed = mig.maximal_layouts(geometry, profiles, driver=driver)
     maximal = mig.maximal_multisets(geometry, profiles, driver=driver)
     if not as_json:
@@ -252,25 +297,32 @@ def show_layouts(accelerator: str, *, every_profile: bool, driver: str | None, a
     )
 
 
-def write_gallery(out: Path, accelerators: Sequence[str] | None, *, every_profile: bool, expected: bool) -> None:
-    """Writes a page for each GPU model into the folder *out*, and one that lists them.
-
-    accelerators: only these; without any, the models whose places were seen, with *expected* also those where they
-    follow from the driver's source. every_profile: also with double memory, +me, +gfx and the like. Raises what reading
-    an accelerator raises, MigNotSupported, and InvalidField for a folder that cannot be written.
-    """
+@app.command("gallery")
+def write_gallery(
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the pages; made where it is not there.")],
+    accelerators: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[ACCELERATOR]...", help="Only these; else those whose placements were seen."),
+    ] = None,
+    all_profiles: AllProfiles = False,
+    expected: Annotated[
+        bool, typer.Option("--expected", help="Also GPUs whose placements follow from the driver's source alone.")
+    ] = False,
+) -> None:
+    """Write a page for each GPU model. It has a drawing of every layout beside which nothing more fits."""
     geometries = list(dict.fromkeys(read_gpu(each).geometry for each in accelerators or ())) or _drawn(expected)
     pages = {"index.html": gallery.index(geometries)}
     for each in geometries:
-        profiles = tuple(p.name for p in each.profiles) if every_profile else mig.plain_profiles(each)
-        pages[f"{each.model}.html"] = gallery.page(each, profiles)
-    try:
+        pages[f"{each.model}.html"] = gallery.page(each, _profiles(each, all_profiles))
+    with written(InvalidField, "--out", str(out)):
         out.mkdir(parents=True, exist_ok=True)
         for name, page in pages.items():
             (out / name).write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise InvalidField(f"cannot be written: {error.strerror}", field="--out", given=str(out)) from None
     tables.console().print(f"{counted(len(geometries), 'page')} and index.html written to {out}", markup=False)
+
+
+def _profiles(geometry: mig.Geometry, every: bool) -> tuple[str, ...]:
+    return tuple(profile.name for profile in geometry.profiles) if every else mig.plain_profiles(geometry)
 
 
 def _drawn(expected: bool) -> list[mig.Geometry]:
@@ -381,10 +433,3 @@ def _gpu(shown: Shown) -> dict[str, Any]:
         "why": shown.tried.why or None,
         "instead": [mig.text(names) for names in shown.instead],
     }
-
-
-def _write(file: Path, text: str) -> None:
-    try:
-        file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InvalidField(f"cannot be written: {error.strerror}", field="--svg", given=str(file)) from None

@@ -7,18 +7,23 @@ import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
 
 from skyinfra.cli.options import Fleet, Json, Lines, NodeName, Wide
-from skyinfra.errors import InvalidField, NodeError, counted, did_you_mean
+from skyinfra.deploy.cost import standing_cost
+from skyinfra.errors import InvalidField, NodeError, counted
 from skyinfra.protocol import questions
+from skyinfra.protocol.findings import Finding
+from skyinfra.protocol.readings import SlotReading
+from skyinfra.terminal import tables
+from skyinfra.terminal.progress import asked, working
+from skyinfra.terraform.project import Project
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from skyinfra.client import Questions
     from skyinfra.client.fleet import RunningTask
-    from skyinfra.protocol.findings import Finding
-    from skyinfra.protocol.readings import SlotReading
 
 _DOCTOR_S = 60.0
 _TOP_S = 5.0
@@ -29,34 +34,18 @@ _NONE = "-"
 _UNITS = ("tensor", "dram")
 _COLOURS = {"ok": "green", "wrong": "red", "unknown": "yellow"}
 
-Answers = dict[str, "list[SlotReading] | NodeError"]
+Answers = dict[str, list[SlotReading] | NodeError]
 Tasks = dict[str, list["RunningTask"]]
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Adds the commands to *app*."""
-    for command in (doctor, top, dashboard, logs):
-        app.command()(command)
+app = typer.Typer()
 
 
-def chosen(pool: Questions, node: str | None) -> list[str]:
-    """Returns *node*, or the names of all nodes. Raises `InvalidField` for an unknown node."""
-    names = pool.node_names()
-    if node is None:
-        return names
-    if node not in names:
-        hint = did_you_mean(node, names) or f"Nodes: {', '.join(names)}."
-        raise InvalidField(f"{pool.manifest.fleet} has no node of that name", field="NODE", given=node, hint=hint)
-    return [node]
-
-
+@app.command()
 def doctor(fleet: Fleet, node: NodeName = None, as_json: Json = False, wide: Wide = False) -> None:
     """Look for what is wrong on the nodes, and say what to do. Exit code 1 where something is."""
-    from skyinfra.terminal import tables
-    from skyinfra.terminal.progress import asked, working
-
     with asked(fleet) as pool, working(f"doctor {fleet}: asking the nodes"):
-        answers = pool.ask_all(chosen(pool, node), questions.DOCTOR, wait_s=_DOCTOR_S)
+        answers = pool.ask_all(pool.named(node, "NODE"), questions.DOCTOR, wait_s=_DOCTOR_S)
     found = {name: _findings(answer) for name, answer in answers.items()}
     if as_json:
         tables.print_document({"nodes": {name: [each.to_json() for each in lines] for name, lines in found.items()}})
@@ -67,8 +56,6 @@ def doctor(fleet: Fleet, node: NodeName = None, as_json: Json = False, wide: Wid
 
 
 def _findings(answer: object) -> list[Finding]:
-    from skyinfra.protocol.findings import Finding
-
     if isinstance(answer, NodeError):
         todo = answer.hint or "`skyinfra status` shows whether it is there; `skyinfra ssh` opens a shell on it."
         return [Finding("node", "wrong", answer.message, "an answer", todo)]
@@ -76,10 +63,6 @@ def _findings(answer: object) -> list[Finding]:
 
 
 def _show_findings(found: dict[str, list[Finding]]) -> None:
-    from rich.markup import escape
-
-    from skyinfra.terminal import tables
-
     out = tables.console()
     made = tables.table(
         "NODE", "WHAT", "RESULT", "FOUND", "WANTED", leave_out=("WANTED",), sentences=("WHAT", "FOUND", "WANTED")
@@ -98,6 +81,7 @@ def _show_findings(found: dict[str, list[Finding]]) -> None:
     out.print(f"{counted(len(found), 'node')}, {wrong} wrong")
 
 
+@app.command()
 def top(
     fleet: Fleet,
     node: NodeName = None,
@@ -106,14 +90,9 @@ def top(
     wide: Wide = False,
 ) -> None:
     """Show what each slot uses, the task on it and what that has used. Where nobody watches, and as JSON, once."""
-    from rich.live import Live
-
-    from skyinfra.terminal import tables
-    from skyinfra.terminal.progress import asked
-
     out = tables.console()
     with asked(fleet) as pool:
-        names = chosen(pool, node)
+        names = pool.named(node, "NODE")
         if as_json:
             tables.print_document(_usage_document(*_usage(pool, names)))
         elif not out.is_terminal:
@@ -126,8 +105,6 @@ def top(
 
 
 def _usage(pool: Questions, names: list[str]) -> tuple[Answers, Tasks]:
-    from skyinfra.protocol.readings import SlotReading
-
     answers: Answers = {}
     for name, answer in pool.ask_all(names, questions.METRICS, wait_s=_TOP_S).items():
         answers[name] = answer if isinstance(answer, NodeError) else [SlotReading.read(each) for each in answer]
@@ -155,10 +132,6 @@ def _usage_document(answers: Answers, tasks: Tasks) -> dict[str, Any]:
 
 
 def _usage_table(answers: Answers, tasks: Tasks) -> Table:
-    from rich.markup import escape
-
-    from skyinfra.terminal import tables
-
     readings = [each for answer in answers.values() if not isinstance(answer, NodeError) for each in answer]
     # A simulation has no such figures, or some of them.
     made_up = bool(readings) and all(each.slot.simulated for each in readings)
@@ -193,8 +166,6 @@ def _use(reading: SlotReading) -> str:
 
 
 def _task(task: RunningTask, reading: SlotReading) -> str:
-    from skyinfra.terminal import tables
-
     used = tables.used(reading.figures) if reading.task == task.key else ""
     used += used and tables.simulated_mark(reading.slot.simulated)
     return f"{task.name} {task.seconds:.0f} s{used and f' ({used})'}"
@@ -220,14 +191,13 @@ def _power(reading: SlotReading) -> str:
 _FIGURES = {"USE": _use, "MEMORY": _memory, "GPU TEMP": _temperature, "GPU POWER": _power}
 
 
+@app.command()
 def dashboard(
     fleet: Fleet,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Of this machine, on which to listen; 0 is any.")] = 0,
     browser: Annotated[bool, typer.Option(help="Open it, where a person watches.")] = True,
 ) -> None:
     """Show the fleet in the browser. Nodes, GPUs, tasks, jobs and logs; until it is interrupted."""
-    from skyinfra.terminal.progress import asked
-
     with asked(fleet) as pool:
         # A head that does not answer, or that is not to be trusted, ends the command, not the page.
         pool.running()
@@ -242,15 +212,13 @@ def _price(fleet: str) -> str:
     """Returns the cost of the pool's machines in words, from the state; empty where a manifest alone is known."""
     if fleet.endswith(".json"):
         return ""
-    from skyinfra.deploy.cost import standing_cost
-    from skyinfra.terraform.project import Project
-
     stack, _, name = fleet.partition("/")
     found = Project.find().stack(stack)
     pool = name or found.only_pool
     return str(standing_cost(each for each in found.resources() if each.module == pool))
 
 
+@app.command()
 def logs(
     fleet: Fleet,
     node: NodeName = None,
@@ -262,16 +230,13 @@ def logs(
     as_json: Json = False,
 ) -> None:
     """Show logs of the nodes, or what a task printed."""
-    from skyinfra.terminal import tables
-    from skyinfra.terminal.progress import asked
-
     if boot + runner + bool(task) > 1:
         raise typer.BadParameter("--boot, --runner and --task are different logs")
     if follow and as_json:
         raise typer.BadParameter("--json is printed once, and --follow goes on")
     source = "boot" if boot else "task" if task else "runner"
     with asked(fleet) as pool:
-        names = chosen(pool, node)
+        names = pool.named(node, "NODE")
         answers = pool.ask_all(names, questions.LOG, source=source, task=task, lines=lines)
         if source == "task":
             answers = _of_task(answers, task)

@@ -1,37 +1,99 @@
-"""``skyinfra offers``: machine types that carry an accelerator, with prices."""
+"""``skyinfra offers | mig pack``: machine types that carry an accelerator, with prices; the cheapest for a demand."""
 
 from __future__ import annotations
 
+import re
+import sys
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
 from rich.markup import escape
 from rich.table import Table
 
-from skyinfra import offers, providers
-from skyinfra.cli.options import OPTIONS
+from skyinfra import offers, packing, providers
+from skyinfra.cli.options import (
+    OPTIONS,
+    InRegion,
+    Json,
+    OfProviders,
+    Wide,
+    errors_name_options,
+    names_of,
+    takes_records,
+)
+from skyinfra.errors import counted
 from skyinfra.offers import Offer, Price, Query
+from skyinfra.packing import Given, Machines, Packing
 from skyinfra.terminal import tables
 from skyinfra.terminal.progress import working
 
 if TYPE_CHECKING:
     from skyinfra.preflight.live import Live
 
+# A plus between two profiles, as in a layout; "+me" belongs to a name.
+_PLUS = re.compile(r"\s*\+(?=\s*[\d>])")
+SUPPLY = "As many machines as needed are taken to be there: the quotas of your account are not known here."
 CHOSEN = "->"
 NONE = "This version of skyinfra can deploy none of them."
 
 
-def show_offers(query: Query, *, as_json: bool, live: bool = False) -> None:
-    """Prints the matching offers, with a mark at the one that would be chosen. Raises NotOffered without a match.
+app = typer.Typer()
 
-    The first one that this version deploys without an image of one's own would be chosen. live: asks first.
-    """
+
+@dataclass(frozen=True)
+class Wanted:
+    """The options that say which machines; see `offers.ask`."""
+
+    provider: OfProviders = None
+    region: InRegion = None
+    spot: Annotated[bool, typer.Option("--spot", help="Sort by, and limit, the spot price.")] = False
+    max_price: Annotated[float | None, typer.Option(metavar="USD", help="Per hour and machine, at most.")] = None
+    count: Annotated[int | None, typer.Option(help="How many accelerators, exactly.")] = None
+    memory_gb: Annotated[float | None, typer.Option("--memory", metavar="GB", help="Of one accelerator, at least.")] = (
+        None
+    )
+    fraction: Annotated[
+        float | None, typer.Option(metavar="SHARE", help="The share of an accelerator that is enough, such as 0.25.")
+    ] = None
+    vcpus: Annotated[int | None, typer.Option(metavar="N", help="Of the machine, at least.")] = None
+    ram_gib: Annotated[float | None, typer.Option("--ram", metavar="GIB", help="Of the machine, at least.")] = None
+    legacy: Annotated[bool, typer.Option("--legacy", help="Also what is no longer sold to everybody.")] = False
+
+
+@app.command("offers")
+@takes_records
+def show_offers(
+    wanted: Wanted,
+    accelerator: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="ACCELERATOR",
+            help='Such as "H100:8", "A100-40GB" or "H100:8,A100:8", most wanted first.',
+            autocompletion=names_of("accelerators"),
+        ),
+    ] = None,
+    live: Annotated[
+        bool,
+        typer.Option(
+            "--live", help="Ask the providers: those that answer without a key, or to one in the environment."
+        ),
+    ] = False,
+    as_json: Json = False,
+    wide: Wide = False,
+) -> None:
+    """List the machines that carry an accelerator, cheapest first. With dated prices; --live asks for those of now."""
+    with errors_name_options():
+        names = accelerator.split(",") if accelerator and "," in accelerator else accelerator
+        query = offers.ask(names, **vars(wanted))
     asked = ask_providers(query) if live else None
     found = query.run(asked.offers if asked else offers.load())
     if not found:
         raise offers.not_offered(query, called=OPTIONS)
     notes = [*(asked.remarks(found) if asked else ()), *remarks(query, found)]
+    # The first one that this version deploys without an image of one's own.
     chosen = next((offer for offer in found if _deploys(offer) == "yes"), None)
     if as_json:
         listed = [offer_document(offer) | {"chosen": offer is chosen} for offer in found]
@@ -63,17 +125,8 @@ def offer_table(query: Query, found: Iterable[Offer], chosen: Offer | None) -> T
     """The offers as a table, with a mark at the *chosen* one."""
     first, second = ("SPOT PER HOUR", "ON DEMAND PER HOUR") if query.spot else ("ON DEMAND PER HOUR", "SPOT PER HOUR")
     made = tables.table(
-        "",
-        "PROVIDER",
-        "MACHINE",
-        "ACCELERATOR",
-        "MEMORY",
-        "PARTITIONED BY",
-        "VCPUS",
-        "RAM",
-        first,
-        second,
-        "DEPLOYABLE",
+        *("", "PROVIDER", "MACHINE", "ACCELERATOR", "MEMORY", "PARTITIONED BY", "VCPUS", "RAM"),
+        *(first, second, "DEPLOYABLE"),
         leave_out=("PARTITIONED BY", "RAM", "VCPUS", "DEPLOYABLE", second, "MEMORY"),
         sentences=("ACCELERATOR",),
     )
@@ -159,3 +212,157 @@ def cell(price: Price | None) -> str:
         return "unknown"
     before = "before " if price.basis == "undated" else ""
     return escape(f"{price.marked()} {price.region} {before}{price.date}")
+
+
+# Packing -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Supply:
+    """The options that say which machines there are; see `packing.pack`."""
+
+    provider: OfProviders = None
+    region: InRegion = None
+    spot: Annotated[bool, typer.Option("--spot", help="At spot prices.")] = False
+    max_nodes: Annotated[int | None, typer.Option(metavar="N", help="Machines, at most.")] = None
+    exact: Annotated[bool, typer.Option("--exact", help="No larger profile may serve for a named one.")] = False
+
+
+@app.command()
+@takes_records
+def pack(
+    demand: Annotated[str, typer.Argument(metavar="DEMAND", help='Such as "1g.10gb*20, 3g.40gb*4, >=18GB*6".')],
+    supply: Supply,
+    as_json: Json = False,
+    wide: Wide = False,
+) -> None:
+    """Find the cheapest machines that hold so many partitions. With their layouts, and the pools that declare them."""
+    with errors_name_options():
+        made = packing.pack(_PLUS.sub(", ", demand), **vars(supply))
+    if as_json:
+        tables.print_document(_packing_document(made))
+        return
+    out = tables.console()
+    out.print(escape(_headline(made)))
+    out.print(_machine_table(made))
+    for line in _packing_remarks(made):
+        out.print(escape(line), soft_wrap=True)
+    sys.stdout.write(f"\n{made.source()}")
+
+
+def _headline(made: Packing) -> str:
+    """Cost and proof in a sentence."""
+    proof = "optimal: no cheaper set of machines holds it"
+    if made.status != "optimal":
+        proof = f"at most {made.gap:.2%} above the cheapest: the proof took too long"
+    machines = counted(made.nodes, "machine")
+    return f"{packing.text(made.demand)} on {machines} for {offers.usd(made.cost_per_hour)}/h, {proof}"
+
+
+def _packing_remarks(made: Packing) -> list[str]:
+    """Returns notes on the partitions for each demand, the spare ones, and the prices."""
+    lines = []
+    for demand in made.demand:
+        given = [f"{each.count} x {said(each)}" for each in made.given if each.wanted == demand.wanted]
+        lines.append(f"{demand}: {', '.join(given)}")
+    if made.spare:
+        lines.append(f"spare: {', '.join(f'{each.count} x {said(each)}' for each in made.spare)}")
+    waste = made.waste
+    lines.append(
+        f"waste: {waste.share:.0%} of {waste.bought} GB bought; {waste.oversize} GB handed out beyond what was asked "
+        f"for, {waste.spare} GB spare, {waste.lost} GB that the layouts leave over"
+    )
+    lines += _price_remarks(made)
+    if made.left_out:
+        why = ", ".join(f"{count} ({reason})" for reason, count in made.left_out.items())
+        lines.append(f"{made.considered} offers were looked at; left out: {why}.")
+    lines.append(SUPPLY)
+    return lines
+
+
+def _price_remarks(made: Packing) -> list[str]:
+    moved = [(each.price.region, each.region) for each in made.machines if each.price.region != offers.EVERYWHERE]
+    lines = [
+        f"Prices are of {priced}: none of {declared} are known."
+        for priced, declared in sorted({(priced, declared) for priced, declared in moved if declared})
+        if priced != declared
+    ]
+    if any(each.price.basis == "estimated" for each in made.machines):
+        lines.append("~ is an estimate, not a quote.")
+    return lines
+
+
+def said(given: Given) -> str:
+    """A partition or GPU in words: "2g.48gb of RTX PRO 6000"."""
+    return f"{given.profile} of {given.gpu}" if given.profile else f"whole {given.gpu}"
+
+
+def _machine_table(made: Packing) -> Table:
+    table = tables.table(
+        *("NODES", "PROVIDER", "MACHINE", "REGION", "GPUS", "LAYOUTS", "EACH PER HOUR", "PER HOUR"),
+        leave_out=("REGION", "EACH PER HOUR", "PROVIDER"),
+        sentences=("LAYOUTS",),
+    )
+    for each in made.machines:
+        table.add_row(
+            str(each.nodes),
+            each.offer.provider,
+            escape(each.offer.machine_type),
+            escape(each.region or "any"),
+            each.offer.carries,
+            _layouts(each),
+            cell(each.price),
+            offers.usd(each.nodes * each.price.usd_per_hour),
+        )
+    return table
+
+
+def _layouts(machines: Machines) -> str:
+    """The layouts of one machine, equal ones counted: "4 x 3g.40gb+1g.10gb*4, 4 x 7g.80gb*1"."""
+    counts = Counter(each or "whole" for each in machines.layouts)
+    if len(counts) == 1:
+        return next(iter(counts))
+    return ", ".join(f"{count} x {layout}" for layout, count in counts.items())
+
+
+def _packing_document(made: Packing) -> dict[str, Any]:
+    """The packing as JSON."""
+    return {
+        "demand": [{"wanted": each.wanted, "count": each.count, "memory_gb": each.memory_gb} for each in made.demand],
+        "status": made.status,
+        "cost_per_hour": made.cost_per_hour,
+        "bound": made.bound,
+        "gap": made.gap,
+        "spot": made.spot,
+        "nodes": made.nodes,
+        "machines": [_machines_document(each) for each in made.machines],
+        "given": [asdict(each) for each in made.given],
+        "spare": [{key: value for key, value in asdict(each).items() if key != "wanted"} for each in made.spare],
+        "waste": {**asdict(made.waste), "share": round(made.waste.share, 6)},
+        "considered": made.considered,
+        "left_out": dict(made.left_out),
+        "notes": [*_price_remarks(made), SUPPLY],
+        "source": made.source(),
+    }
+
+
+def bought(machines: Machines) -> dict[str, Any]:
+    """Returns the fields of a JSON document that say which machines are bought, where and for how much."""
+    return {
+        "nodes": machines.nodes,
+        "provider": machines.offer.provider,
+        "machine_type": machines.offer.machine_type,
+        "region": machines.region,
+        "accelerator": machines.accelerator,
+        "price": asdict(machines.price),
+    }
+
+
+def _machines_document(machines: Machines) -> dict[str, Any]:
+    return {
+        **bought(machines),
+        "gpus": [
+            {"layout": layout, "partitions": [tables.place(each) for each in placements]}
+            for layout, placements in zip(machines.layouts, machines.placements, strict=True)
+        ],
+    }

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+import sys
+import textwrap
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from enum import StrEnum
-from typing import Annotated, Any, Literal, Optional
+from dataclasses import fields, is_dataclass
+from importlib import import_module
+from inspect import Parameter, Signature, signature
+from types import SimpleNamespace
+from typing import Annotated, Any, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -15,55 +20,17 @@ from skyinfra.terminal import help as helping
 from skyinfra.terminal import screen
 
 
-class Shell(StrEnum):
-    """A shell that completes commands."""
-
-    bash = "bash"
-    zsh = "zsh"
-    fish = "fish"
-
-
-# Completion of a shell. Each imports what it reads when it is asked.
-
-
-def complete_stacks() -> list[str]:
-    """Returns the names of the stacks."""
-    from skyinfra.terminal import names
-
-    return names.stacks()
-
-
-def complete_fleets() -> list[str]:
-    """Returns the fleets, ``STACK/POOL``."""
-    from skyinfra.terminal import names
-
-    return names.fleets()
-
-
-def complete_accelerators() -> list[str]:
-    """Returns the names of the accelerators."""
-    from skyinfra.terminal import names
-
-    return names.accelerators()
-
-
-def of_fleet(kind: Literal["nodes", "profiles", "jobs"]) -> Callable[[typer.Context], list[str]]:
-    """Returns what completes the names of that *kind* in the fleet that was given before."""
+def names_of(kind: str, given: str | None = None) -> Callable[[typer.Context], list[str]]:
+    """Returns what completes names of that *kind* (see `terminal.names`) in a shell; *given*: of what that argument
+    names."""
 
     def complete(ctx: typer.Context) -> list[str]:
-        from skyinfra.terminal import names
+        from skyinfra.terminal import names  # only for a shell that asks
 
-        found: list[str] = getattr(names, kind)(ctx.params.get("fleet") or "")
+        found: list[str] = getattr(names, kind)(*([ctx.params.get(given) or ""] if given else []))
         return found
 
     return complete
-
-
-def complete_layout(ctx: typer.Context) -> list[str]:
-    """Returns the profiles of the accelerator that was given before."""
-    from skyinfra.terminal import names
-
-    return names.layouts(ctx.params.get("accelerator") or "")
 
 
 def _widen(wide: bool) -> bool:
@@ -72,29 +39,47 @@ def _widen(wide: bool) -> bool:
 
 
 # typer reads these annotations at run time.
-Fleet = Annotated[str, typer.Argument(metavar="STACK/POOL", help="The fleet.", autocompletion=complete_fleets)]
+Fleet = Annotated[str, typer.Argument(metavar="STACK/POOL", help="The fleet.", autocompletion=names_of("fleets"))]
 StackName = Annotated[
-    Optional[str],  # noqa: UP045
-    typer.Argument(help="Name of the stack; may be left out where there is one.", autocompletion=complete_stacks),
+    str | None,
+    typer.Argument(help="Name of the stack; may be left out where there is one.", autocompletion=names_of("stacks")),
 ]
 NodeName = Annotated[
-    Optional[str],  # noqa: UP045
-    typer.Argument(metavar="NODE", help="Only this node.", autocompletion=of_fleet("nodes")),
+    str | None, typer.Argument(metavar="NODE", help="Only this node.", autocompletion=names_of("nodes", "fleet"))
 ]
 JobName = Annotated[
     str,
-    typer.Argument(metavar="ID", help="The job's name, its id, or how that begins.", autocompletion=of_fleet("jobs")),
+    typer.Argument(
+        metavar="ID", help="The job's name, its id, or how that begins.", autocompletion=names_of("jobs", "fleet")
+    ),
 ]
+OnlyNode = Annotated[
+    str | None,
+    typer.Option("--node", metavar="NODE", help="Only this node.", autocompletion=names_of("nodes", "fleet")),
+]
+OnNode = Annotated[
+    str | None,
+    typer.Option("--node", metavar="NODE", help="On a slot of this node.", autocompletion=names_of("nodes", "fleet")),
+]
+OnProfile = Annotated[
+    str | None,
+    typer.Option(metavar="PROFILE", help="On a slot with this profile.", autocompletion=names_of("profiles", "fleet")),
+]
+Secrets = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME[=@FILE]", help="A secret for it: from this shell, the keyring, or FILE."),
+]
+Yes = Annotated[bool, typer.Option("--auto-approve", help="Go on without asking.")]
 Lines = Annotated[int, typer.Option("--lines", "-n", min=1, help="How many of the last ones.")]
-OfProviders = Annotated[Optional[list[str]], typer.Option(help="Only of this provider; may be repeated.")]  # noqa: UP045
-InRegion = Annotated[Optional[str], typer.Option(help="Only what is offered there.")]  # noqa: UP045
+OfProviders = Annotated[list[str] | None, typer.Option(help="Only of this provider; may be repeated.")]
+InRegion = Annotated[str | None, typer.Option(help="Only what is offered there.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Wide = Annotated[
     bool, typer.Option("--wide", callback=_widen, help="Show every column in full, however narrow the terminal is.")
 ]
 
 Notify = Annotated[
-    Optional[list[str]],  # noqa: UP045
+    list[str] | None,
     typer.Option(
         metavar="TARGET",
         help="Tell of its end: https://..., as Slack takes it; NAME[=@FILE], which has such an address; command:CMD.",
@@ -143,9 +128,49 @@ def errors_name_options() -> Iterator[None]:
         raise
 
 
+def write(stream: str, text: str) -> None:
+    """Writes what a program printed on ``stdout`` or ``stderr`` to ours, at once."""
+    target = sys.stderr if stream == "stderr" else sys.stdout
+    target.write(text)
+    target.flush()
+
+
+def can_be_asked(verb: str) -> None:
+    """Ends the command where nobody is there who could approve of what it does."""
+    if not sys.stdin.isatty():
+        typer.echo(f"error: nobody can be asked here; give --auto-approve to {verb}", err=True)
+        raise typer.Exit(2)
+
+
 def exit_code(code: int) -> int:
     """Returns the exit code as a shell gives it: 128 and the number of the signal where a signal ended the program."""
     return code if code >= 0 else 128 - code
+
+
+def takes_records(function: Callable[..., None]) -> Callable[..., None]:
+    """Makes a command whose parameters that are dataclasses are given as options, one for each field."""
+    hints = get_type_hints(function, include_extras=True)
+    given: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
+    parameters = []
+    for name, parameter in signature(function).parameters.items():
+        if name not in given:
+            parameters.append(parameter.replace(annotation=hints[name], kind=Parameter.KEYWORD_ONLY))
+            continue
+        options = get_type_hints(given[name], include_extras=True)
+        for field in fields(given[name]):
+            kind, default = options[field.name], field.default
+            parameters.append(Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=kind))
+
+    def command(**values: Any) -> None:
+        records = {
+            name: kind(**{field.name: values.pop(field.name) for field in fields(kind)}) for name, kind in given.items()
+        }
+        function(**values, **records)
+
+    command.__name__, command.__doc__, command.__module__ = function.__name__, function.__doc__, function.__module__
+    command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in parameters}
+    return command
 
 
 # Newer typers carry a click of their own, older ones use the package: their contexts are different classes.
@@ -200,33 +225,80 @@ def options_first(args: Sequence[str], valued: Collection[str]) -> list[str]:
     return [*options, *words, *args[position:]]
 
 
+class _Commands(Mapping[str, Any]):
+    """The commands of a group, in the order of the help. The module of one is imported when it is asked for.
+
+    group: its name; empty for the first one. made: those that are made already.
+    """
+
+    def __init__(self, group: str, made: Mapping[str, Any]) -> None:
+        self._group = group
+        self.made = dict(made)
+        self._names = helping.ordered(group)
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self.made:
+            path = self.path(name)
+            module = import_module(f"skyinfra.cli.{helping.COMMANDS[path][0]}")
+            self.made[name] = typer.main.get_group(module.app).commands[name]
+            self.made[name].epilog, self.made[name].rich_markup_mode = helping.epilog(path), None
+        return self.made[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def path(self, name: str) -> str:
+        """Returns the path of the command in the tables of the help."""
+        return f"{self._group} {name}".strip()
+
+    def sentence(self, name: str, limit: int) -> str:
+        """Returns what the command does in at most *limit* characters, without importing its module."""
+        if name in self.made:
+            return str(self.made[name].get_short_help_str(limit))
+        return textwrap.shorten(f"{helping.COMMANDS[self.path(name)][1]}.", limit, placeholder="...")
+
+
 class Commands(TyperGroup):
     """A group of commands whose help lists them by what they are for, and ends with examples of each."""
 
+    commands: Any
+
+    def __init__(self, **attrs: Any) -> None:
+        super().__init__(**attrs)
+        name = self.name if self.name in ("mig", "jobs", "open") else ""
+        self.commands = _Commands(name or "", self.commands)
+
     def list_commands(self, ctx: Any) -> list[str]:
         """Returns the names of the commands, in the order of the help."""
-        return helping.ordered(self._path(ctx), list(self.commands))
+        return list(self.commands)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Returns the command, its help with examples."""
-        found = super().get_command(ctx, cmd_name)
-        if found is not None:
-            found.epilog = helping.epilog(f"{self._path(ctx)} {cmd_name}".strip())
-        return found
+        """Returns the command; while a shell completes the name of one, what it lists."""
+        if ctx.resilient_parsing and cmd_name in self.commands and cmd_name not in self.commands.made:
+            sentence = self.commands.sentence(cmd_name, 45)
+            return SimpleNamespace(hidden=False, get_short_help_str=lambda: sentence)
+        return super().get_command(ctx, cmd_name)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Imports the command that is named."""
+        if args[0] in self.commands:
+            self.commands[args[0]]
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Writes a section for each group of commands; the commands of a subgroup in one."""
-        names = [name for name in self.list_commands(ctx) if not self.commands[name].hidden]
-        sections = [("Commands", names)] if self._path(ctx) else helping.grouped(names)
-        width = max(map(len, names))  # in every section
-        for title, group in sections:
+        groups = helping.GROUPS if ctx.parent is None else {"Commands": tuple(self.commands)}
+        width = max(map(len, self.commands))  # in every section
+        for title, names in groups.items():
             with formatter.section(title):
-                helps = [self.commands[name].get_short_help_str(formatter.width - 4 - width) for name in group]
-                formatter.write_dl([(name.ljust(width), text) for name, text in zip(group, helps, strict=True)])
-
-    def _path(self, ctx: Any) -> str:
-        """Returns the name of the group; empty for the first one."""
-        return "" if ctx.parent is None else str(ctx.info_name)
+                limit = formatter.width - 4 - width
+                formatter.write_dl([(name.ljust(width), self.commands.sentence(name, limit)) for name in names])
 
 
 class ListByDefault(Commands):

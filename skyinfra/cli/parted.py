@@ -5,35 +5,71 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
 from pathlib import Path
+from typing import Annotated
 
+import typer
 import yaml
 
 from skyinfra import mig
 from skyinfra.cli.layouts import NamedGpu, read_gpu
-from skyinfra.errors import InvalidField, InvalidLayout, LayoutError
+from skyinfra.cli.options import Json
+from skyinfra.errors import InvalidField, InvalidLayout, LayoutError, at
 from skyinfra.mig.layout import OFF
 from skyinfra.mig.parted import counted
 from skyinfra.terminal import tables
 
+app = typer.Typer()
 
-def export_parted(accelerator: str, *, label: str, manager: bool = False) -> None:
-    """Prints the configuration that gives a node of this accelerator its declared layout.
 
-    manager: as a file for NVIDIA's mig-manager, with where that takes it from.
-    """
+class ExportFormat(StrEnum):
+    """For whom a layout is printed."""
+
+    parted = "mig-parted"
+    manager = "mig-manager"
+    gres = "gres"
+    plugin = "device-plugin"
+
+
+@app.command()
+def export(
+    accelerator: Annotated[str, typer.Argument(metavar="ACCELERATOR", help='With its layout: "H100:8/3g.40gb".')],
+    label: Annotated[str, typer.Option(help="Name of the configuration, for mig-parted.")] = "skyinfra",
+    form: Annotated[ExportFormat, typer.Option("--format", help="For whom.")] = ExportFormat.parted,
+) -> None:
+    """Print a layout for mig-parted, mig-manager, Slurm or Kubernetes, whose device plugin is that of NVIDIA."""
     named, layouts = _declared(accelerator)
-    entries, warnings = mig.parted_from_layouts(dict(enumerate(layouts)), named.geometry, len(layouts))
-    _warn(warnings)
-    sys.stdout.write(mig.manager_text(entries, label) if manager else mig.parted_text({label: entries}))
+    if form in (ExportFormat.parted, ExportFormat.manager):
+        entries, warnings = mig.parted_from_layouts(dict(enumerate(layouts)), named.geometry, len(layouts))
+        _warn(warnings)
+        text = mig.manager_text(entries, label) if form == ExportFormat.manager else mig.parted_text({label: entries})
+    else:
+        gpus = [None if layout is None else [place.name for place in mig.parts(layout)] for layout in layouts]
+        types = [name for gpu in gpus for name in (gpu if gpu is not None else [mig.gres_type(named.name)])]
+        text = mig.gres_declared(types) if form == ExportFormat.gres else mig.device_plugin(gpus)
+    sys.stdout.write(text)
 
 
-def export_for_cluster(accelerator: str, *, slurm: bool) -> None:
-    """Prints what Slurm, or else NVIDIA's device plugin, takes for a node with the declared layout."""
-    named, layouts = _declared(accelerator)
-    gpus = [None if layout is None else [place.name for place in mig.parts(layout)] for layout in layouts]
-    types = [name for gpu in gpus for name in (gpu if gpu is not None else [mig.gres_type(named.name)])]
-    sys.stdout.write(mig.gres_declared(types) if slurm else mig.device_plugin(gpus))
+@app.command("import")
+def import_(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A configuration file of NVIDIA mig-parted, or a listing.")
+    ],
+    config: Annotated[
+        str | None,
+        typer.Option(metavar="LABEL", help="Which of the file's configurations; without it, FILE is a listing."),
+    ] = None,
+    accelerator: Annotated[
+        str | None, typer.Option(help='The GPUs of the node, such as "H100:8". Without it nothing is checked.')
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Print a layout of others as an accelerator string. From mig-parted's file, or `nvidia-smi mig -lgi`."""
+    if config is None:
+        import_listing(file, accelerator=accelerator, as_json=as_json)
+    else:
+        import_parted(file, label=config, accelerator=accelerator, as_json=as_json)
 
 
 def _declared(accelerator: str) -> tuple[NamedGpu, list[mig.Layout | None]]:
@@ -48,11 +84,8 @@ def _declared(accelerator: str) -> tuple[NamedGpu, list[mig.Layout | None]]:
 def import_listing(file: Path, *, accelerator: str | None, as_json: bool) -> None:
     """Prints the listing of ``nvidia-smi mig -lgi`` as the accelerator string that keeps every partition in place."""
     text = _text(file)
-    try:
+    with at(str(file), InvalidLayout):
         found = mig.read_listing(text)
-    except InvalidLayout as error:
-        error.at(str(file))
-        raise
     if accelerator is None:
         written = {gpu: mig.placed_text(layout) for gpu, layout in found.items()}
         _show(None, written, (), as_json=as_json)
@@ -65,11 +98,8 @@ def import_listing(file: Path, *, accelerator: str | None, as_json: bool) -> Non
     for gpu, layout in found.items():
         if gpu >= gpus:
             raise InvalidLayout(f"the node has {gpus} GPUs", field=str(file), given=f"GPU {gpu}")
-        try:
+        with at(f"{file}, GPU {gpu}", LayoutError):
             written[gpu] = mig.placed_text(mig.check_listed(layout, named.geometry))
-        except LayoutError as error:
-            error.at(f"{file}, GPU {gpu}")
-            raise
     lost = [gpu for gpu in range(gpus) if gpu not in written]
     warnings = tuple(
         mig.PartedWarning(f"GPU {gpu}", "nothing is listed on it: taken for whole, MIG off") for gpu in lost
@@ -100,11 +130,8 @@ def import_parted(file: Path, *, label: str, accelerator: str | None, as_json: b
         configs = mig.read_parted(document)
     except InvalidLayout as error:
         raise _located(error, file, tree) from None
-    try:
+    with at("--config", InvalidLayout):
         entries = mig.choose_config(configs, label)
-    except InvalidLayout as error:
-        error.at("--config")
-        raise
     if accelerator is None:
         _show_entries(entries, as_json=as_json)
         return

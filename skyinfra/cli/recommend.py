@@ -4,76 +4,66 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, Optional, cast
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
+from rich.table import Table
 
-from skyinfra.cli.options import InRegion, Json, OfProviders, Wide, errors_name_options
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from skyinfra.recommendation import Choice, Recommendation
+from skyinfra.cli.offers import bought
+from skyinfra.cli.options import InRegion, Json, OfProviders, Wide, errors_name_options, takes_records
+from skyinfra.offers import usd
+from skyinfra.recommendation import OVERHEAD, Choice, Recommendation, left_out_text, recommend
+from skyinfra.terminal import tables
 
 # Rows of each table, without --all.
 _ROWS = 8
 
 
-def add_commands(app: typer.Typer) -> None:
-    """Adds the command to *app*."""
-    app.command()(recommend)
+app = typer.Typer()
 
 
-def recommend(
-    model: Annotated[Optional[str], typer.Argument(metavar="MODEL", help='Such as "llama-3-70b".')] = None,  # noqa: UP045
-    task: Annotated[str, typer.Option(help="inference, lora, finetune or pretrain.")] = "inference",
+@dataclass(frozen=True)
+class Asked:
+    """The options that say what the model is and does, and which machines there are; see `recommendation.recommend`."""
+
+    task: Annotated[str, typer.Option(help="inference, lora, finetune or pretrain.")] = "inference"
     dtype: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(help="Of the weights: bf16, fp16, fp32, fp8, int8, int4 or mxfp4; if not given, as published."),
-    ] = None,
-    context: Annotated[Optional[int], typer.Option(metavar="TOKENS", help="Of a sequence.")] = None,  # noqa: UP045
+    ] = None
+    context: Annotated[int | None, typer.Option(metavar="TOKENS", help="Of a sequence.")] = None
     batch: Annotated[
         int, typer.Option(metavar="N", help="Sequences served at once; in training, of a step on one device.")
-    ] = 1,
+    ] = 1
     params: Annotated[
-        Optional[float],  # noqa: UP045
-        typer.Option(metavar="N", help="Parameters of a model that is not known here, such as 13e9."),
-    ] = None,
-    layers: Annotated[Optional[int], typer.Option(metavar="N", help="Of that model.")] = None,  # noqa: UP045
-    hidden: Annotated[Optional[int], typer.Option(metavar="N", help="Its hidden size.")] = None,  # noqa: UP045
-    kv_heads: Annotated[Optional[int], typer.Option(metavar="N", help="Its heads of keys and values.")] = None,  # noqa: UP045
-    provider: OfProviders = None,
-    region: InRegion = None,
-    spot: Annotated[bool, typer.Option("--spot", help="Sort by the spot price.")] = False,
+        float | None, typer.Option(metavar="N", help="Parameters of a model that is not known here, such as 13e9.")
+    ] = None
+    layers: Annotated[int | None, typer.Option(metavar="N", help="Of that model.")] = None
+    hidden: Annotated[int | None, typer.Option(metavar="N", help="Its hidden size.")] = None
+    kv_heads: Annotated[int | None, typer.Option(metavar="N", help="Its heads of keys and values.")] = None
+    provider: OfProviders = None
+    region: InRegion = None
+    spot: Annotated[bool, typer.Option("--spot", help="Sort by the spot price.")] = False
+
+
+@app.command("recommend")
+@takes_records
+def show_recommendation(
+    asked: Asked,
+    model: Annotated[str | None, typer.Argument(metavar="MODEL", help='Such as "llama-3-70b".')] = None,
     everything: Annotated[bool, typer.Option("--all", help="Show every GPU model.")] = False,
     as_json: Json = False,
     wide: Wide = False,
 ) -> None:
     """Say how much memory a model needs, and which GPUs carry it. Or which MIG partitions; cheapest first."""
-    from skyinfra.recommendation import Dtype, Task
-    from skyinfra.recommendation import recommend as ask
-    from skyinfra.terminal import tables
-
     with errors_name_options():
-        found = ask(
-            model,
-            task=cast(Task, task),
-            dtype=cast(Dtype | None, dtype),
-            context=context,
-            batch=batch,
-            params=params,
-            layers=layers,
-            hidden=hidden,
-            kv_heads=kv_heads,
-            provider=provider,
-            region=region,
-            spot=spot,
-        )
+        found = recommend(model, **vars(asked))
     if as_json:
         tables.print_document(document(found))
         return
-    _show(found, _ROWS if not everything else len(found.choices), spot=spot)
+    _show(found, _ROWS if not everything else len(found.choices), spot=asked.spot)
 
 
 def document(found: Recommendation) -> dict[str, Any]:
@@ -91,8 +81,6 @@ def document(found: Recommendation) -> dict[str, Any]:
 
 def notes(found: Recommendation) -> list[str]:
     """Returns remarks on the overhead, the prices, and what was not looked at."""
-    from skyinfra.recommendation import OVERHEAD, left_out_text
-
     lines = [
         f"{OVERHEAD}.",
         "Memory decides alone: how fast a machine is, and how its GPUs are connected, is not looked at.",
@@ -109,8 +97,6 @@ def notes(found: Recommendation) -> list[str]:
 
 
 def _choice(choice: Choice) -> dict[str, Any]:
-    from skyinfra.cli.pack import bought
-
     return {
         **bought(choice.machines),
         "slot": choice.slot,
@@ -128,10 +114,6 @@ def _choice(choice: Choice) -> dict[str, Any]:
 
 
 def _show(found: Recommendation, rows: int, *, spot: bool) -> None:
-    from rich.markup import escape
-
-    from skyinfra.terminal import tables
-
     out = tables.console()
     work = found.workload
     out.print(escape(found.model.said), soft_wrap=True)
@@ -160,11 +142,6 @@ def _show(found: Recommendation, rows: int, *, spot: bool) -> None:
 
 
 def _table(choices: Iterable[Choice], *, spot: bool) -> Table:
-    from rich.markup import escape
-
-    from skyinfra.offers import usd
-    from skyinfra.terminal import tables
-
     other = "ON DEMAND" if spot else "SPOT"
     made = tables.table(
         *("PER HOUR", "EACH COPY", other, "PROVIDER", "MACHINE", "ACCELERATOR", "COPIES", "GB", "HOW"),

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.markup import escape
 
-from skyinfra.bootstrap import FORMS, Form, bundled, clusters, converted, runner_wheel, sizes, steps
-from skyinfra.errors import InvalidField, NotSupported, ProjectError
+from skyinfra.bootstrap import FORMS, Form, bundled, clusters, converted, runner_wheel, steps
+from skyinfra.bootstrap import sizes as sizes_of
+from skyinfra.cli.options import Json, Wide
+from skyinfra.errors import InvalidField, NotSupported, ProjectError, at, written
 from skyinfra.providers import read
 from skyinfra.terminal import tables
 from skyinfra.terminal.progress import synthesized
@@ -23,14 +26,37 @@ _UP = "../../../"
 _CALL = ("source", "providers", "version", "depends_on", "for_each", "count")
 
 
-def show_render(
-    folder: Path, *, stack: str | None, out: Path | None, sizes: bool, form: str | None, module: bool, as_json: bool
-) -> None:
-    """Writes, or lists, the user data and variables of every pool of the project in *folder*.
+app = typer.Typer()
 
-    form: of the user data, one of `FORMS`; None is what the provider takes. Or one of `clusters.CLUSTERS`: each pool as
-    a job or as pods. module: a folder for each pool that Terraform applies as it is.
-    """
+
+@app.command()
+def render(
+    project: Annotated[Path, typer.Argument(help="The project's folder.")] = Path(),
+    stack: Annotated[str | None, typer.Option(help="Only of this stack.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the files there.")] = None,
+    runner: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write nothing but the runner of this skyinfra, a wheel, and say its hash."),
+    ] = None,
+    sizes: Annotated[bool, typer.Option("--sizes", help="Show what takes the room in the user data.")] = False,
+    form: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            help="Of the user data: cloud-config, script or container, whatever the provider takes. sbatch or "
+            "kubernetes: the pools as jobs of Slurm, or as pods.",
+        ),
+    ] = None,
+    module: Annotated[
+        bool, typer.Option("--module", help="Write a folder for each pool, with its module, for `terraform apply`.")
+    ] = False,
+    as_json: Json = False,
+    wide: Wide = False,
+) -> None:
+    """Write what plain Terraform needs: user data and module inputs. Or a pool as a job of Slurm, or as pods."""
+    if runner is not None:
+        write_runner(runner, as_json=as_json)
+        return
     cluster = next((each for each in clusters.CLUSTERS if each == form), None)
     wanted = None if cluster else _form(form)
     if out is None and not sizes:
@@ -39,9 +65,9 @@ def show_render(
         )
     if module and (out is None or cluster is not None):
         raise InvalidField("goes with --out DIR, and with no job or pods", field="--module")
-    project = Project.find(folder)
-    found = synthesized(project)
-    chosen = (project.stack(stack, stacks=found),) if stack else found
+    declared = Project.find(project)
+    found = synthesized(declared)
+    chosen = (declared.stack(stack, stacks=found),) if stack else found
     if cluster is not None:
         rows = [row for each in chosen for pool in each.modules for row in _on_cluster(each, pool, out, cluster)]
     elif module:
@@ -66,7 +92,7 @@ def show_render(
             tables.console().print(f"{read(kind).about.called} takes {boot.limit} bytes of user data{packed}.")
 
 
-def show_runner(folder: Path, *, as_json: bool) -> None:
+def write_runner(folder: Path, *, as_json: bool) -> None:
     """Writes the runner of this skyinfra into *folder*, for nodes that fetch it themselves."""
     wheel = runner_wheel.wheel()
     file = folder / wheel.name
@@ -99,7 +125,8 @@ def _inputs(stack: SynthesizedStack, pool: str, form: Form | None) -> dict[str, 
         inputs["runner_file"] = Path(inputs["runner_file"]).name
     for key in _USER_DATA:
         if form is not None and inputs.get(key):
-            inputs[key] = _converted(str(inputs[key]), form, f"{stack.name}/{pool}")
+            with at(f"{stack.name}/{pool}", InvalidField):
+                inputs[key] = converted(str(inputs[key]), form)
     return inputs
 
 
@@ -143,7 +170,7 @@ def _pool(stack: SynthesizedStack, pool: str, out: Path | None, form: Form | Non
     texts[f"{stack.name}-{pool}.tfvars.json"] = _json(inputs).decode()
     rows = _runner(stack, pool, out)
     for name, text in texts.items():
-        parts = {} if name.endswith(".json") else sizes(text)
+        parts = {} if name.endswith(".json") else sizes_of(text)
         total = parts.pop("total", None)
         rows.append(_row(stack, pool, out, name, text.encode()) | {"compressed": total, "parts": parts})
     return rows
@@ -155,12 +182,10 @@ def _on_cluster(
     """Writes the pool as a job or as pods, and the runner that its nodes install."""
     inputs = {key: _declared(stack, value) for key, value in stack.modules[pool].items() if key not in _CALL}
     described = next(each for each in stack.pools if each["name"] == pool)
-    try:
+    with at(f"{stack.name}/{pool}", NotSupported):
         found = clusters.declared(stack.name, inputs, described, python=steps.versions()["python"])
         wheel = None if found.runner else runner_wheel.wheel()
         name, text = clusters.render(found, cluster, wheel=wheel.name if wheel else None)
-    except NotSupported as error:
-        raise error.at(f"{stack.name}/{pool}") from None
     rows = [_row(stack, pool, out, name, text.encode())]
     if wheel is not None:
         rows.append(_row(stack, pool, out, wheel.name, runner_wheel.compressed(wheel)))
@@ -187,13 +212,6 @@ def _declared(stack: SynthesizedStack, value: Any) -> Any:
     return plain(value) if carried is None else (stack.folder / carried).read_bytes().decode()
 
 
-def _converted(text: str, form: Form, fleet: str) -> str:
-    try:
-        return converted(text, form)
-    except InvalidField as error:
-        raise error.at(fleet) from None
-
-
 def _runner(stack: SynthesizedStack, pool: str, out: Path | None) -> list[dict[str, Any]]:
     """Writes the runner that the module hands to the nodes, where there is one."""
     if not (carried := stack.modules[pool].get("runner_file")):
@@ -202,8 +220,6 @@ def _runner(stack: SynthesizedStack, pool: str, out: Path | None) -> list[dict[s
 
 
 def _write(file: Path, content: bytes) -> None:
-    try:
+    with written(ProjectError, str(file)):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(content)
-    except OSError as error:
-        raise ProjectError(f"cannot be written: {error.strerror}", field=str(file)) from None

@@ -1,4 +1,4 @@
-"""``skyinfra run``: a script on a slot, or as a gang."""
+"""``skyinfra run``: a script on a slot, as a gang, or as a job."""
 
 from __future__ import annotations
 
@@ -7,65 +7,80 @@ import json
 import os
 import re
 import shlex
-import subprocess
 import sys
-import time
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from skyinfra.blobs.store import in_words
-from skyinfra.cli.options import errors_name_options, exit_code
+from skyinfra.cli.notify import named_secret, targets, telling
+from skyinfra.cli.options import (
+    Notify,
+    OnNode,
+    OnProfile,
+    ScriptCommand,
+    Secrets,
+    errors_name_options,
+    exit_code,
+    names_of,
+    takes_records,
+    write,
+)
 from skyinfra.engine.deaths import ended
 from skyinfra.errors import (
-    DeclarationError,
     GangFailed,
     InvalidField,
     InvalidInclude,
-    JobCancelled,
     NotSupported,
     did_you_mean,
 )
-from skyinfra.protocol.jobs import KEEPING, WRITTEN, Written
+from skyinfra.protocol.jobs import KEEPING, WRITTEN, Written, check_name
 from skyinfra.protocol.secrets import Secret
+from skyinfra.sync.bringing import check_patterns
+from skyinfra.sync.project import folder_of, given_folder
+from skyinfra.tasks.missing import remedy
+from skyinfra.terminal import names
+from skyinfra.terminal.progress import connected, working
 
 if TYPE_CHECKING:
-    from skyinfra.client import Fetching, Job, Pool
-    from skyinfra.engine.notifications import Notice
+    from skyinfra.client import Fetching, Pool
 
 _NAME = re.compile("[A-Za-z_][A-Za-z0-9_]*")
-# For which a command that tells somebody may run.
-_COMMAND_S = 60
 # The last line of a traceback.
 _MISSING = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 
 
+app = typer.Typer()
+
+
 @dataclass(frozen=True)
-class Goes:
-    """The files and variables that go with a script, and the slots that it may run on.
+class ScriptOptions:
+    """The options of a script: what goes with it, on which slots it may run, what is brought back, who is told."""
 
-    alone: nothing but the script and *includes*. env: variables, ``NAME=VALUE``, or ``NAME`` for that of this shell.
-    env_file: a file of such lines. node, profile: of the slots that it may run on. secrets: ``NAME``, ``NAME=@FILE``.
-    workdir: the folder that goes along, in a copy of which it runs. slots: of one node, for its one process. name: in
-    lists. notify: who is told of its end, see `targets`. fetch: which files that it writes are brought here; fetch_to:
-    the folder that they come to, in place of that of the script.
-    """
-
-    alone: bool = False
-    includes: tuple[Path, ...] = ()
-    env: tuple[str, ...] = ()
-    env_file: Path | None = None
-    node: str | None = None
-    profile: str | None = None
-    secrets: tuple[str, ...] = ()
-    workdir: Path | None = None
-    slots: int = 1
-    name: str | None = None
-    notify: tuple[str, ...] = ()
-    fetch: tuple[str, ...] = ()
-    fetch_to: Path | None = None
+    include: Annotated[list[Path] | None, typer.Option(help="A file or folder that goes along.")] = None
+    alone: Annotated[bool, typer.Option("--alone", help="Leave the other files of its folder here.")] = False
+    workdir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The folder that goes along instead; it runs in a copy of it.")
+    ] = None
+    env: Annotated[list[str] | None, typer.Option(metavar="NAME[=VALUE]", help="A variable for it.")] = None
+    env_file: Annotated[Path | None, typer.Option(help="A file of such lines.")] = None
+    node: OnNode = None
+    profile: OnProfile = None
+    secret: Secrets = None
+    slots: Annotated[int, typer.Option(metavar="N", help="One process that sees N whole GPUs of one node.")] = 1
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="In lists, and of the job.")] = None
+    notify: Notify = None
+    fetch: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="Files that it writes, as in a .gitignore: they are brought here."),
+    ] = None
+    fetch_to: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where to, instead of to the script's folder.")
+    ] = None
 
     def __post_init__(self) -> None:
         if self.fetch_to is not None and not self.fetch:
@@ -74,11 +89,13 @@ class Goes:
             raise InvalidField("is a folder that goes along, and --alone leaves all of them here", field="--workdir")
         if self.slots < 1:
             raise InvalidField("a number from 1", field="--slots", given=self.slots)
+        if self.name is not None:
+            check_name(self.name)
 
     def variables(self) -> dict[str, str]:
         """The variables. Raises `InvalidField`."""
         found: dict[str, str] = {}
-        for line in [*self._lines(), *self.env]:
+        for line in [*self._lines(), *(self.env or ())]:
             name, given, value = line.partition("=")
             if not _NAME.fullmatch(name.strip()):
                 raise InvalidField("expected NAME=VALUE, or NAME", field="--env", given=name)
@@ -89,20 +106,7 @@ class Goes:
 
     def named_secrets(self) -> list[Secret]:
         """The secrets. Raises `InvalidField`, and shows no value: one in a command line stands in the process list."""
-        return [named_secret(text) for text in self.secrets]
-
-    def targets(self, *, by_head: bool = False) -> list[str]:
-        """The addresses and commands that are told of the end; none that the head cannot tell where it does so.
-
-        Raises `InvalidField`, `SecretNotFound` and `NotSupported`.
-        """
-        if not self.notify:
-            return []
-        from skyinfra.client import jobs
-
-        with errors_name_options():
-            named = [named_target(text) for text in self.notify]
-            return jobs.addresses(named) if by_head else jobs.targets(named)
+        return [named_secret(text) for text in self.secret or ()]
 
     def _lines(self) -> list[str]:
         if self.env_file is None:
@@ -116,13 +120,12 @@ class Goes:
     def bring(self, pool: Pool, script: Path) -> tuple[Pool, dict[str, str]]:
         """Sends what goes with *script*, and says how much; returns the slots that it may run on, and its variables."""
         from skyinfra.client import ship
-        from skyinfra.sync.project import given_folder
 
         variables = self.variables()
         if not self.alone:
             try:
                 workdir = None if self.workdir is None else given_folder(self.workdir, "--workdir")
-                synced, beside = ship(pool, script, self.includes, workdir=workdir)
+                synced, beside = ship(pool, script, self.include or (), workdir=workdir)
             except NotSupported as error:
                 sys.stderr.write(f"{script.name} goes alone: {error.message}\n")
             except InvalidInclude as error:
@@ -135,27 +138,89 @@ class Goes:
                     sizes = f"{in_words(synced.bytes)} with it, {in_words(synced.sent_bytes)} to send"
                     sys.stderr.write(f"{script.name} goes with {synced.files - 1} other files: {sizes}\n")
                 variables |= beside
-        elif self.includes:
-            pool.sync(*self.includes)
+        elif self.include:
+            pool.sync(*self.include)
         return pool.select(node=self.node, profile=self.profile), variables
 
     def fetching(self, pool: Pool, script: Path) -> Fetching:
         """Brings what *script* writes, which is about to be sent. Raises `InvalidField`."""
         from skyinfra.client import Fetching
-        from skyinfra.sync.bringing import check_patterns
 
         folder = (self.fetch_to or self.workdir or script.parent).expanduser().absolute()
-        return Fetching(pool, folder, script.name, check_patterns(self.fetch, "--fetch"))
+        return Fetching(pool, folder, script.name, check_patterns(self.fetch or (), "--fetch"))
 
     def remedy(self, module: str, script: Path) -> str:
         """Says what would have brought the *module*, which the node lacked, to *script*."""
-        from skyinfra.sync.project import folder_of
-        from skyinfra.tasks.missing import remedy
-
         script = script.absolute()
         folders = dict.fromkeys([script.parent, folder_of(script) or script.parent, (self.workdir or script.parent)])
         why = "--alone left it here" if self.alone else "Git, .skyinfraignore or its folder left it here"
         return remedy(module, [folder.absolute() for folder in folders], f"{why}; `--include {{}}` takes it along")
+
+
+@dataclass(frozen=True)
+class GangOptions:
+    """The options of a script that runs as ranks."""
+
+    torchrun: Annotated[bool, typer.Option("--torchrun", help="As ranks of torch.distributed, on many slots.")] = False
+    nodes: Annotated[int | None, typer.Option(metavar="N", help="On how many nodes; on all, if not given.")] = None
+    per_node: Annotated[int | None, typer.Option(metavar="N", help="Ranks on each node; one on each slot.")] = None
+    max_restarts: Annotated[int, typer.Option(metavar="N", help="How often all ranks start again when one failed.")] = 0
+
+    def check(self, options: ScriptOptions, *, detach: bool) -> None:
+        """Raises `InvalidField` for options of a gang where there is none, and of one process where there are ranks."""
+        for option, given in (
+            ("--nodes", self.nodes),
+            ("--per-node", self.per_node),
+            ("--max-restarts", self.max_restarts or None),
+        ):
+            if given is not None and not self.torchrun:
+                raise InvalidField("goes with --torchrun", field=option, given=given)
+        if self.torchrun and options.slots != 1:
+            hint = "Ranks have one slot each: --nodes and --per-node say how many."
+            raise InvalidField("goes without --torchrun", field="--slots", given=options.slots, hint=hint)
+        if detach and options.slots != 1:
+            raise InvalidField("a job takes one slot", field="--slots", given=options.slots)
+        if self.torchrun and options.name is not None:
+            text = "goes without --torchrun: ranks are listed by the script's name"
+            raise InvalidField(text, field="--name", given=options.name)
+        if self.torchrun and detach:
+            raise typer.BadParameter("--torchrun runs many ranks, and --detach leaves one script with the fleet")
+
+
+@app.command(cls=ScriptCommand, context_settings={"allow_interspersed_args": False})
+@takes_records
+def run(
+    fleet: Annotated[
+        str, typer.Argument(metavar="STACK/POOL", help="Where to run.", autocompletion=names_of("fleets"))
+    ],
+    script: Annotated[Path, typer.Argument(help="A Python script.")],
+    gang: GangOptions,
+    options: ScriptOptions,
+    arguments: Annotated[list[str] | None, typer.Argument(help="Its arguments.")] = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Leave it with the fleet as a job; see `jobs`.")] = False,
+    priority: Annotated[int, typer.Option(metavar="N", help="Of the job: higher ones run first.")] = 0,
+    replace: Annotated[bool, typer.Option("--replace", help="Forget an ended job of that name.")] = False,
+) -> None:
+    """Run a Python script on one slot. With --torchrun as ranks on many slots, all or none.
+
+    The files of its folder go with it, or of the folder above its package, without what Git ignores and what
+    .skyinfraignore lists. Its output is streamed and its exit code is ours. What stands behind the script is handed to
+    it.
+    """
+    gang.check(options, detach=detach)
+    given = arguments or []
+    given = given[1:] if given[:1] == ["--"] else given
+    if detach:
+        submit(fleet, script, given, options, priority=priority, replace=replace)
+        return
+    if priority != 0 or replace:
+        raise typer.BadParameter("--priority and --replace are those of a job: give --detach as well")
+    with telling(targets(options.notify), fleet, options.name or script.name) as ended:
+        if gang.torchrun:
+            ended.code = run_gang(fleet, script, given, options, gang)
+        else:
+            ended.code = run_on_slot(fleet, script, given, options)
+    raise typer.Exit(ended.code)
 
 
 def check_script(fleet: str, script: Path, arguments: Sequence[str] = ()) -> None:
@@ -169,105 +234,7 @@ def check_script(fleet: str, script: Path, arguments: Sequence[str] = ()) -> Non
     raise InvalidField("there is no such file", field="SCRIPT", given=str(script), hint=hint or None)
 
 
-def named_secret(text: str, option: str = "--secret") -> Secret:
-    """The secret of ``--secret``: ``NAME``, or ``NAME=@FILE``. Raises `InvalidField`."""
-    name, given, file = text.partition("=")
-    if given and not file.startswith("@"):
-        raise InvalidField(
-            "a value in a command line stands in the process list and in the history of the shell",
-            field=option,
-            given=name,
-            hint=f"Set the variable {name} and say {option} {name}, or {option} {name}=@FILE.",
-        )
-    return Secret(name, file[1:] if given else None)
-
-
-def named_target(text: str) -> str | Secret:
-    """The target of ``--notify``: an address, ``command:CMD``, or ``NAME``, or ``NAME=@FILE``, that has one."""
-    from skyinfra.client.jobs import is_target
-
-    return text if is_target(text) else named_secret(text, "--notify")
-
-
-@dataclass
-class Ended:
-    """The exit code of a script, as a shell gives it."""
-
-    code: int = 0
-
-
-@contextlib.contextmanager
-def telling(targets: Sequence[str], pool: str, job: str) -> Iterator[Ended]:
-    """Tells *targets* of the end of the script *job*, which runs in the block; mistakes in its options are not told."""
-    ended, began, state, problem, code = Ended(), time.monotonic(), "failed", None, None
-    try:
-        yield ended
-        code = ended.code
-        state = "failed" if code else "done"
-    except (KeyboardInterrupt, SystemExit):
-        state = "cancelled"
-        raise
-    except DeclarationError:
-        targets = ()
-        raise
-    except BaseException as error:
-        problem = f"{type(error).__name__}: {error}".splitlines()[0][:500]
-        raise
-    finally:
-        if targets:
-            from skyinfra.engine.notifications import Notice
-
-            seconds = round(time.monotonic() - began, 3)
-            tell(targets, Notice(pool, job, state, seconds, code, problem=problem))
-
-
-def tell_of(targets: Sequence[str], pool: str, job: Job[Any], timeout: float | None) -> None:
-    """Waits for the end of *job* of *pool* and tells *targets*. Raises TimeoutError."""
-    from skyinfra.engine.notifications import Notice
-
-    with contextlib.suppress(JobCancelled):
-        job.outcome(timeout)
-    tell(targets, Notice.of(job.info(), pool))
-
-
-def tell(targets: Sequence[str], notice: Notice) -> None:
-    """Tells *targets*. One that cannot be told is a line on stderr, and fails nothing."""
-    for target in targets:
-        if (said := _told(target, notice)) is not None:
-            sys.stderr.write(f"warning: {notice.name}: {said}\n")
-
-
-def _told(target: str, notice: Notice) -> str | None:
-    """Returns why *target* was not told of *notice*."""
-    from skyinfra.client.jobs import COMMAND
-    from skyinfra.engine.notifications import post, webhooks
-
-    if not target.startswith(COMMAND):
-        (webhook,) = webhooks([target])
-        problem = post(webhook, notice)
-        return problem and f"{webhook.host} was not told of its end: {problem}"
-    given = {name: "" if value is None else str(value) for name, value in asdict(notice).items()}
-    # A variable holds no NUL, and no more than 128 KiB.
-    variables = {f"SKYINFRA_JOB_{name.upper()}": text.replace("\0", "")[:4000] for name, text in given.items()}
-    variables["SKYINFRA_SUBJECT"] = notice.subject
-    try:
-        command = ["/bin/sh", "-c", target.removeprefix(COMMAND)]
-        done = subprocess.run(
-            command,
-            input=f"{notice.text}\n",
-            stdout=2,  # stdout is for results
-            env=os.environ | variables,
-            encoding="utf-8",
-            errors="replace",
-            timeout=_COMMAND_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return f"the command of --notify was ended after {_COMMAND_S} s"
-    return f"the command of --notify ended with {exit_code(done.returncode)}" if done.returncode else None
-
-
-def run_on_slot(fleet: str, script: Path, arguments: Sequence[str], goes: Goes) -> int:
+def run_on_slot(fleet: str, script: Path, arguments: Sequence[str], options: ScriptOptions) -> int:
     """Runs *script* on one slot of *fleet* (``STACK/POOL``) and streams its output.
 
     Returns its exit code; 128 and the signal's number where one ended it, as a shell does. Raises `InvalidField` where
@@ -275,15 +242,12 @@ def run_on_slot(fleet: str, script: Path, arguments: Sequence[str], goes: Goes) 
     """
     check_script(fleet, script, arguments)
     from skyinfra.client import run_script
-    from skyinfra.terminal.progress import connected
 
     last = ""
 
     def show(stream: str, line: str) -> None:
         nonlocal last
-        target = sys.stderr if stream == "stderr" else sys.stdout
-        target.write(f"{line}\n")
-        target.flush()
+        write(stream, f"{line}\n")
         if stream == "stderr" and line.strip():
             last = line
 
@@ -294,17 +258,17 @@ def run_on_slot(fleet: str, script: Path, arguments: Sequence[str], goes: Goes) 
         sys.stderr.write(f"{script.name} waits for a slot: `skyinfra top {fleet}` shows what runs on them\n")
 
     try:
-        with connected(fleet, secrets=goes.named_secrets()) as pool, errors_name_options():
-            files = goes.fetching(pool, script)
-            slots, variables = goes.bring(pool, script)
+        with connected(fleet, secrets=options.named_secrets()) as pool, errors_name_options():
+            files = options.fetching(pool, script)
+            slots, variables = options.bring(pool, script)
             with said_of(files):
                 code = run_script(
                     slots,
                     script,
                     list(arguments),
                     env=variables,
-                    slots=goes.slots,
-                    name=goes.name,
+                    slots=options.slots,
+                    name=options.name,
                     on_line=show,
                     on_interrupt=interrupted,
                     on_wait=waits,
@@ -318,15 +282,13 @@ def run_on_slot(fleet: str, script: Path, arguments: Sequence[str], goes: Goes) 
     if code < 0:
         sys.stderr.write(f"{script.name} was {ended(code)}\n")
     if code and (missing := _MISSING.match(last)):
-        sys.stderr.write(f"{goes.remedy(missing[1], script)}\n")
+        sys.stderr.write(f"{options.remedy(missing[1], script)}\n")
     return exit_code(code)
 
 
 @contextlib.contextmanager
 def said_of(files: Fetching) -> Iterator[None]:
     """Brings *files* in the end, however the script in the block ends, and says which others it wrote."""
-    from skyinfra.terminal.progress import working
-
     whole = False
     try:
         yield
@@ -337,38 +299,7 @@ def said_of(files: Fetching) -> Iterator[None]:
         sys.stderr.writelines(f"{line}\n" for line in lines)
 
 
-def check_options(*, torchrun: bool, nodes: int | None, per_node: int | None, max_restarts: int) -> None:
-    """Raises `InvalidField` for options of a gang where there is none."""
-    for option, given in (("--nodes", nodes), ("--per-node", per_node), ("--max-restarts", max_restarts or None)):
-        if given is not None and not torchrun:
-            raise InvalidField("goes with --torchrun", field=option, given=given)
-
-
-def check_single(slots: int, name: str | None, *, torchrun: bool, detach: bool) -> None:
-    """Raises `InvalidField` for options of one process where there are ranks, or a job."""
-    if torchrun and slots != 1:
-        hint = "Ranks have one slot each: --nodes and --per-node say how many."
-        raise InvalidField("goes without --torchrun", field="--slots", given=slots, hint=hint)
-    if detach and slots != 1:
-        raise InvalidField("a job takes one slot", field="--slots", given=slots)
-    if torchrun and name is not None:
-        raise InvalidField("goes without --torchrun: ranks are listed by the script's name", field="--name", given=name)
-    if name is not None:
-        from skyinfra.protocol.jobs import check_name
-
-        check_name(name)
-
-
-def run_gang(
-    fleet: str,
-    script: Path,
-    arguments: Sequence[str],
-    goes: Goes,
-    *,
-    nodes: int | None,
-    per_node: int | None,
-    max_restarts: int,
-) -> int:
+def run_gang(fleet: str, script: Path, arguments: Sequence[str], options: ScriptOptions, gang: GangOptions) -> int:
     """Runs *script* as the ranks of a gang on *fleet* and streams their output, each line with its rank.
 
     0, or the exit code of the rank that failed first, as `run_on_slot` gives it. Raises the errors of `run_on_slot`.
@@ -376,37 +307,34 @@ def run_gang(
     check_script(fleet, script, arguments)
     from skyinfra.client import GangWarning
     from skyinfra.client.ranks import exit_code as gang_exit_code
-    from skyinfra.terminal.progress import connected
 
     def show(rank: int, stream: str, line: str) -> None:
         if stream in (KEEPING, WRITTEN):
             files.take(stream, Written.read(json.loads(line)), rank)
             return
-        target = sys.stderr if stream == "stderr" else sys.stdout
-        target.write(f"{rank}: {line}\n")
-        target.flush()
+        write(stream, f"{rank}: {line}\n")
 
-    secrets = goes.named_secrets()
+    secrets = options.named_secrets()
     with connected(fleet, secrets=secrets) as pool, errors_name_options(), warnings.catch_warnings():
         warnings.simplefilter("always", GangWarning)
         warnings.showwarning = _show_warning
-        files = goes.fetching(pool, script)
-        slots, env = goes.bring(pool, script)
+        files = options.fetching(pool, script)
+        slots, env = options.bring(pool, script)
         try:
             with said_of(files):
                 slots.launch(
                     script,
                     *arguments,
-                    nodes=nodes,
-                    per_node=per_node,
-                    max_restarts=max_restarts,
+                    nodes=gang.nodes,
+                    per_node=gang.per_node,
+                    max_restarts=gang.max_restarts,
                     env=env | files.variables,
                     on_line=show,
                 )
         except GangFailed as error:
             sys.stderr.write(f"error: {error}\n")
             if isinstance(error.__cause__, ModuleNotFoundError) and error.__cause__.name:
-                sys.stderr.write(f"{goes.remedy(error.__cause__.name, script)}\n")
+                sys.stderr.write(f"{options.remedy(error.__cause__.name, script)}\n")
             return gang_exit_code(error)
         except KeyboardInterrupt:
             sys.stderr.write(f"interrupted: the ranks of {script.name} were stopped\n")
@@ -416,3 +344,32 @@ def run_gang(
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
     sys.stderr.write(f"warning: {message}\n")
+
+
+def submit(
+    fleet: str, script: Path, arguments: Sequence[str], options: ScriptOptions, *, priority: int, replace: bool
+) -> None:
+    """Submits *script* as a job of the head, and prints its name."""
+    check_script(fleet, script, arguments)
+    from skyinfra.client import detach_script
+
+    notify, fetch = targets(options.notify, by_head=True), check_patterns(options.fetch or (), "--fetch")
+    if options.fetch_to is not None:
+        hint = f"`skyinfra jobs fetch {fleet} JOB DIR` brings what the head keeps of a job."
+        raise InvalidField("a job keeps its files", field="--fetch-to", given=str(options.fetch_to), hint=hint)
+    with connected(fleet, secrets=options.named_secrets()) as pool:
+        slots, variables = options.bring(pool, script)
+        job = detach_script(
+            slots,
+            script,
+            list(arguments),
+            env=variables,
+            name=options.name,
+            priority=priority,
+            replace=replace,
+            notify=notify,
+            fetch=fetch,
+        )
+    names.remember_jobs(fleet, [job.name], more=True)
+    sys.stdout.write(f"{job.name}\n")
+    sys.stderr.write(f"`skyinfra jobs logs {fleet} {job.name} --follow` shows what it prints.\n")

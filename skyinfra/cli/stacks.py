@@ -1,4 +1,4 @@
-"""Output of ``skyinfra synth | plan | deploy | destroy | preflight``."""
+"""``skyinfra synth | plan | deploy | destroy | preflight | iam``: stacks, by way of Terraform."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 
 from skyinfra.bootstrap import runner_wheel
 from skyinfra.cli.forward import forget_hosts
+from skyinfra.cli.options import Json, StackName, Wide, Yes, can_be_asked
+from skyinfra.cli.plans import plan_document, show_plan
 from skyinfra.deploy.apply import carry_out, planned
-from skyinfra.deploy.cost import HOURS, Cost, PoolCost, cost_of, standing_cost
+from skyinfra.deploy.cost import Cost, cost_of, standing_cost
 from skyinfra.deploy.endings import endings
 from skyinfra.deploy.kept import keep_before
 from skyinfra.deploy.orphans import Orphan, find_orphans, forget, stack_to_destroy
-from skyinfra.deploy.reporting import short
 from skyinfra.deploy.standing import program_of
 from skyinfra.deploy.transitions import transitions
 from skyinfra.errors import SkyinfraError, counted
-from skyinfra.offers import usd
 from skyinfra.protocol.manifest import Manifest
 from skyinfra.terminal import tables
 from skyinfra.terminal.drawing import show_transition
@@ -40,8 +40,16 @@ from skyinfra.terraform.text import Event
 if TYPE_CHECKING:
     from skyinfra.preflight import Report, Result
 
-_SIGNS = {"create": "[green]+[/]", "delete": "[red]-[/]", "update": "[yellow]~[/]", "replace": "[yellow]±[/]"}
 _COLOURS: dict[Result, str] = {"pass": "green", "warn": "yellow", "fail": "red"}
+
+
+app = typer.Typer()
+
+
+@app.command()
+def synth(as_json: Json = False, wide: Wide = False) -> None:
+    """Compile the declared stacks to Terraform in cdktf.out."""
+    show_choices(synthesized(Project.find()), as_json=as_json)
 
 
 def synthesize(name: str | None, project: Project | None = None) -> SynthesizedStack:
@@ -120,46 +128,64 @@ def _price(pool: dict[str, Any]) -> str:
     return f"${amount:.2f}/h ({pool['price_note']}{about})"
 
 
-def plan_stack(name: str | None, *, as_json: bool) -> Plan:
-    """Plans the deploy of a stack, prints what it changes and costs, and returns it."""
-    chosen = synthesize(name)
-    with ExitStack() as inside:
-        with working(f"plan {chosen.name}: terraform"):
-            _, made = inside.enter_context(planned(chosen))
-        show_plan(chosen.name, made, as_json=as_json, cost=cost_of(chosen.pools))
-        show_transitions(chosen, made)
-        show_endings(chosen, made, to_stderr=True)
-    return made
+@app.command()
+def plan(
+    stack: StackName = None,
+    as_json: Json = False,
+    wide: Wide = False,
+    detailed: Annotated[
+        bool, typer.Option("--detailed-exitcode", help="As Terraform has it. 0: no changes; 2: changes; 1: an error.")
+    ] = False,
+) -> None:
+    """Show what a deploy would change, and what the stack costs."""
+    try:
+        chosen = synthesize(stack)
+        with ExitStack() as inside:
+            with working(f"plan {chosen.name}: terraform"):
+                _, made = inside.enter_context(planned(chosen))
+            show_plan(chosen.name, made, as_json=as_json, cost=cost_of(chosen.pools))
+            show_transitions(chosen, made)
+            show_endings(chosen, made, to_stderr=True)
+    except SkyinfraError as error:
+        if detailed:
+            error.exit_code = 1
+        raise
+    if detailed and not made.empty:
+        raise typer.Exit(2)
 
 
-def deploy_stack(
-    name: str | None, *, auto_approve: bool, replace: Sequence[str], patience: float | None, as_json: bool
-) -> bool:
-    """Deploys a stack, and waits for its nodes. Returns False where it was not approved.
-
-    patience: seconds to wait; None: not at all. as_json: prints the events on stdout, a line of JSON for each, beside
-    what a person reads on stderr.
-    """
+@app.command()
+def deploy(
+    stack: StackName = None,
+    auto_approve: Yes = False,
+    replace: Annotated[list[str] | None, typer.Option(help="Address of a resource to make anew.")] = None,
+    wait: Annotated[bool, typer.Option(help="Until cloud nodes have booted and their slots are ready.")] = True,
+    patience: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="For how long to wait.")] = 900,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the events as lines of JSON.")] = False,
+    wide: Wide = False,
+) -> None:
+    """Create or change what is declared, and wait for the nodes."""
+    # As JSON, the events stand on stdout beside what a person reads on stderr.
     say = print_event if as_json else None
     try:
         project = Project.find()
-        chosen = synthesize(name, project)
+        chosen = synthesize(stack, project)
         approve = Approval(chosen, "deploy", auto_approve, cost_of(chosen.pools), say)
         done = carry_out(
             chosen,
             approve=approve,
-            replace=replace,
+            replace=replace or (),
             planning=working(f"plan {chosen.name}: terraform"),
             before=partial(keep_jobs, chosen, project.folder),
             on_event=print_step if as_json else None,
         )
         if done is None:
-            return False
+            raise typer.Exit(1)
         if done.empty and not as_json:
             typer.echo(f"{chosen.name}: no changes, everything is as declared")
         elif not as_json:
             show_fleets(chosen)
-        if patience is not None and not done.empty:
+        if wait and not done.empty:
             wait_for_nodes(chosen, patience, say)
         if say is not None:
             say("deployed", stack=chosen.name, changed=not done.empty, fleets=[*map(_fleet, chosen.fleets().values())])
@@ -167,13 +193,13 @@ def deploy_stack(
         if say is not None:
             say("error", error=type(error).__name__, message=str(error))
         raise
-    return True
 
 
-def destroy_stack(name: str | None, *, auto_approve: bool) -> bool:
-    """Destroys a stack, declared, orphaned, or of a ``with`` block. Returns False where it was not approved."""
+@app.command()
+def destroy(stack: StackName = None, auto_approve: Yes = False) -> None:
+    """Remove everything a stack created, after keeping its jobs' logs. It need not be declared any more."""
     project = Project.find()
-    chosen = stack_to_destroy(project, name)
+    chosen = stack_to_destroy(project, stack)
     block = next((each for each in project.blocks() if each.stack.folder == chosen.folder), None)
     if block is not None:
         typer.echo(f"{chosen.name}: {program_of(block)}", err=True)
@@ -182,13 +208,20 @@ def destroy_stack(name: str | None, *, auto_approve: bool) -> bool:
     with kept_from_programs(block) if block is not None else nullcontext() as forget_block:
         done = carry_out(chosen, approve=approve, destroy=True, planning=planning, before=before)
         if done is None:
-            return False
+            raise typer.Exit(1)
         if forget_block is not None:
             forget_block()
     forget(project, chosen)
     forget_hosts(project.folder, chosen.name)
     typer.echo(f"{chosen.name}: {'nothing to destroy' if done.empty else 'destroyed'}")
-    return True
+
+
+@app.command()
+def iam(stack: StackName = None) -> None:
+    """Print the IAM policy that deploying a stack on AWS needs. As JSON; planning and destroying need no more."""
+    from skyinfra.preflight.permissions import policy
+
+    tables.print_json(policy(synthesize(stack)))
 
 
 def keep_jobs(stack: SynthesizedStack, project: Path, plan: Plan, *, destroy: bool = False) -> None:
@@ -223,107 +256,6 @@ def _fleet(manifest: Manifest) -> dict[str, object]:
     }
 
 
-def show_plan(
-    name: str, plan: Plan, *, as_json: bool = False, to_stderr: bool = False, cost: Cost | None = None
-) -> None:
-    """Prints the changes of *plan*, then the *cost*; as JSON, both in one document."""
-    if as_json:
-        tables.print_document(plan_document(name, plan, cost))
-        return
-    out = tables.console(to_stderr=to_stderr)
-    if plan.empty:
-        out.print(f"{name}: no changes, everything is as declared")
-    else:
-        for action, address in plan.changes:
-            out.print(f"  {_SIGNS.get(action, escape(action))} {escape(short(address))}")
-        actions = [action for action, _ in plan.changes]
-        counts = {action: actions.count(action) for action in ("create", "update", "replace", "delete")}
-        text = ", ".join(f"{count} to {action}" for action, count in counts.items() if count)
-        out.print(f"{name}: {text or 'outputs change'}")
-        if plan.run is not None:
-            out.print(f"{name}: planned by HCP Terraform: {plan.run}", soft_wrap=True)
-    if cost is not None:
-        show_cost(name, cost, to_stderr=to_stderr)
-
-
-def plan_document(name: str, plan: Plan, cost: Cost | None) -> dict[str, Any]:
-    """Returns a plan and its cost as JSON values."""
-    document: dict[str, Any] = {"stack": name, "changes": [{"action": a, "address": r} for a, r in plan.changes]}
-    if plan.run is not None:
-        document["run"] = plan.run
-    return document if cost is None else {**document, "cost": cost.to_json()}
-
-
-def show_cost(name: str, cost: Cost, *, to_stderr: bool = False) -> None:
-    """Prints the cost of each pool and of all pools, with the dates of the prices and the extra costs."""
-    out = tables.console(to_stderr=to_stderr)
-    if all(pool.free for pool in cost.pools):
-        if cost.pools:
-            out.print(f"{name} costs nothing: it runs on this machine")
-        return
-    made = tables.table(
-        *("POOL", "NODES", "MACHINE", "PER HOUR", "PER 30 DAYS", "PRICE"),
-        leave_out=("NODES", "PRICE"),
-        sentences=("MACHINE", "PRICE"),
-    )
-    for pool in cost.pools:
-        others = f" or {pool.others} more" if pool.others else ""
-        made.add_row(
-            pool.pool,
-            str(pool.nodes),
-            escape(f"{pool.machine}{others}"),
-            _amount(pool, 1),
-            _amount(pool, HOURS),
-            escape(pool.note),
-        )
-    if len(cost.pools) > 1:
-        about = "~" if any(pool.estimated for pool in cost.pools) else ""
-        made.add_row("all", "", "", f"{about}{usd(cost.usd_per_hour)}", f"{about}{usd(cost.usd_per_30_days)}", "")
-    out.print(made)
-    for line in _cost_remarks(cost):
-        out.print(escape(line), soft_wrap=True)
-
-
-def _amount(pool: PoolCost, hours: int) -> str:
-    amount = pool.usd_per_hour
-    if pool.free:
-        return "free"
-    return "unknown" if amount is None else f"{'~' if pool.estimated else ''}{usd(amount * hours)}"
-
-
-def _head(pool: PoolCost) -> str:
-    what = f"its head, {pool.head} on demand, a machine besides the nodes,"
-    if pool.head_price is None:
-        return f"{what} is not in the sum, for its price is not known."
-    if pool.price is None:
-        return f"{what} costs {pool.head_price}."
-    return f"{what} is in the sum at {pool.head_price}."
-
-
-def _cost_remarks(cost: Cost) -> list[str]:
-    lines = []
-    for pool in cost.pools:
-        if pool.preferences:
-            lines.append(
-                f"{pool.pool}: {pool.machine} was chosen by the shipped offers from {', '.join(pool.preferences)}; "
-                "a deploy that the cloud refuses does not try the next."
-            )
-        if pool.elsewhere is not None:
-            lines.append(f"{pool.pool}: the price is that of {pool.elsewhere}; none of {pool.region} is known.")
-        if pool.dearest is not None:
-            machine, price = pool.dearest
-            lines.append(f"{pool.pool}: up to {usd(pool.of_nodes(price))}/h if all nodes are {machine}.")
-        if pool.head is not None:
-            lines.append(f"{pool.pool}: {_head(pool)}")
-    if cost.unknown:
-        which = "all" if len(cost.unknown) == len(cost.pools) else ", ".join(cost.unknown)
-        lines.append(f"Not in the sum, for its price is not known: {which}.")
-    if any(pool.estimated for pool in cost.pools):
-        lines.append("~ is an estimate, not a quote.")
-    lines.append("These are the machines at the prices of their date; disks, public addresses and traffic cost extra.")
-    return lines
-
-
 @dataclass(frozen=True)
 class Approval:
     """Shows a plan, its cost and what ends with it, and asks whether to apply it.
@@ -346,9 +278,7 @@ class Approval:
         ending = show_endings(self.stack, plan, to_stderr=True)
         if self.auto_approve:
             return True
-        if not sys.stdin.isatty():
-            typer.echo(f"error: nobody can be asked here; give --auto-approve to {self.verb}", err=True)
-            raise typer.Exit(2)
+        can_be_asked(self.verb)
         if ending and self.verb == "deploy":
             given: str = typer.prompt(
                 f"Nodes of {name} end or are stopped. Type {name} to go on", default="", show_default=False, err=True
@@ -404,17 +334,20 @@ def wait_for_nodes(stack: SynthesizedStack, patience: float, on_event: Callable[
         wait_until_ready(manifest, patience=patience, on_change=say)
 
 
-def check(stack: SynthesizedStack, *, as_json: bool) -> Report:
-    """Runs the preflight checks of *stack* and prints their results."""
-    from skyinfra.preflight import preflight
+@app.command()
+def preflight(stack: StackName = None, as_json: Json = False, wide: Wide = False) -> None:
+    """Ask the providers whether this account gets what a stack needs. Creates nothing."""
+    from skyinfra.preflight import preflight as check
 
-    with working(f"preflight {stack.name}: asking the providers"):
-        report = preflight(stack)
+    chosen = synthesize(stack)
+    with working(f"preflight {chosen.name}: asking the providers"):
+        report = check(chosen)
     if as_json:
         tables.print_document(report.to_json())
     else:
         show_report(report)
-    return report
+    if report.failed:
+        raise typer.Exit(1)
 
 
 def show_report(report: Report) -> None:

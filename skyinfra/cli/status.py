@@ -9,10 +9,12 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
+import typer
 from rich.markup import escape
 
+from skyinfra.cli.options import Fleet, Json, StackName, Wide
 from skyinfra.cli.stacks import holdings, show_orphans
 from skyinfra.deploy.cost import standing_cost
 from skyinfra.deploy.last_run import last_run
@@ -38,8 +40,12 @@ _SHOWN_CHANGES = 5
 Tasks = dict[str, list["RunningTask"]]
 
 
-def show_status(stack: str | None, *, as_json: bool) -> bool:
-    """Prints the status of one stack, or of all. Returns False where the last deploy of one has not ended well."""
+app = typer.Typer()
+
+
+@app.command()
+def status(stack: StackName = None, as_json: Json = False, wide: Wide = False) -> None:
+    """Show fleets, nodes and slots as they are."""
     project = Project.find()
     declared = project.stacks() or (synthesized(project) if project.app else ())
     blocks = {block.stack.folder: block for block in project.blocks()}
@@ -54,14 +60,21 @@ def show_status(stack: str | None, *, as_json: bool) -> bool:
         for each in found:
             _print_stack(each)
         show_orphans(orphans)
-    return not any(each["incomplete"] for each in found)
+    if any(each["incomplete"] for each in found):  # its last deploy has not ended well
+        raise typer.Exit(1)
 
 
-def print_manifest(fleet: str, *, show_secret: bool) -> None:
-    """Prints the manifest of *fleet*, ``STACK/POOL``, as JSON; into a file that nobody else may read.
+@app.command()
+def manifest(
+    fleet: Fleet,
+    show_secret: Annotated[
+        bool, typer.Option("--show-secret", help="Print it also on a terminal, with the fleet secret.")
+    ] = False,
+) -> None:
+    """Print the manifest of a fleet. Others connect with it: `skyinfra run fleet.json SCRIPT`.
 
-    Raises `InvalidField` on a terminal without *show_secret*, `ProjectError` for a file of another account, and the
-    errors of `find_manifest`.
+    It holds the fleet secret, which gives code execution on the nodes. A file that it is written to is made readable
+    by you alone.
     """
     from skyinfra.client.lookup import find_manifest
 

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-import sys
+from typing import Annotated
 
 import typer
 
+from skyinfra.cli.options import Fleet, Yes, can_be_asked
 from skyinfra.deploy.upgrade import Running, Upgrade, check_kind, running, wanted
 from skyinfra.errors import FleetUnreachable, NotSupported, counted
 from skyinfra.terminal import tables
-from skyinfra.terminal.progress import every_stack
-from skyinfra.terraform.project import Project
+from skyinfra.terminal.progress import deployed
+
+app = typer.Typer()
 
 
-def upgrade_fleet(fleet: str, *, auto_approve: bool, drain_s: float) -> bool:
-    """Upgrades *fleet*, ``STACK/POOL``, after a question. Returns False where a node has gone back to its runner."""
+@app.command()
+def upgrade(
+    fleet: Fleet,
+    auto_approve: Yes = False,
+    drain: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="For how long running tasks may go on.")] = 600,
+) -> None:
+    """Bring the runner of a fleet to this version of skyinfra. Jobs wait and go on; running tasks end first."""
     from skyinfra.client import open_questions
 
-    name, _, pool_name = fleet.partition("/")
-    project = Project.find()
-    stack = project.stack(name, stacks=every_stack(project))
-    manifest = stack.fleet(pool_name or stack.only_pool)
+    stack, manifest = deployed(fleet)
     check_kind(manifest)
     version = wanted(stack, manifest)
     with open_questions(manifest, any_version=True) as pool:
@@ -29,25 +33,24 @@ def upgrade_fleet(fleet: str, *, auto_approve: bool, drain_s: float) -> bool:
         _show(manifest.fleet, found, version)
         _check(manifest.provider, manifest.fleet, found)
         if version is not None and all(each.version == version for each in found.values()):
-            return True
+            return
         tasks = sum(map(len, pool.running().values()))
-        now = f"{counted(tasks, 'running task')} may go on for {drain_s:g} s" if tasks else "No task runs now"
+        now = f"{counted(tasks, 'running task')} may go on for {drain:g} s" if tasks else "No task runs now"
         typer.echo(f"{now}. Jobs wait, and go on afterwards.", err=True)
         if not auto_approve:
-            if not sys.stdin.isatty():
-                typer.echo("error: nobody can be asked here; give --auto-approve to upgrade", err=True)
-                raise typer.Exit(2)
+            can_be_asked("upgrade")
             if not typer.confirm(f"Upgrade {manifest.fleet}?", err=True):
-                return False
+                raise typer.Exit(1)
 
         def say(text: str) -> None:
             typer.echo(f"{manifest.fleet}: {text}", err=True)
 
-        failed = Upgrade(stack, manifest, pool, names, drain_s, say).run()
+        failed = Upgrade(stack, manifest, pool, names, drain, say).run()
         _show(manifest.fleet, running(pool, names), version)
     for node, why in failed.items():
         typer.echo(f"{node} was not upgraded: {why}", err=True)
-    return not failed
+    if failed:
+        raise typer.Exit(1)
 
 
 def _show(fleet: str, found: dict[str, Running], version: str | None) -> None:

@@ -11,16 +11,19 @@ import asyncio
 import contextlib
 import re
 import secrets
+import webbrowser
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from functools import cached_property
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from skyinfra import page
 from skyinfra.client.connection import Asker
+from skyinfra.engine.forwarding import Listener
 from skyinfra.engine.waiting import within
-from skyinfra.errors import MissingDependency, PortTaken, SkyinfraError
+from skyinfra.errors import MissingDependency, SkyinfraError
 from skyinfra.protocol import services
 
 _WAIT_S = 15.0
@@ -42,18 +45,18 @@ Own = Callable[[str, dict[str, list[str]]], page.Answer]
 _OPEN = "Open the address that skyinfra has shown, with its token; if this is it, load the page again.\n"
 
 
-class Dashboard:
+class Dashboard(Listener):
     """Listens on the loopback of this machine for the browser that opens ``url``; one request for a connection.
 
     own: answers for the fleet page, in another thread; all other pages are those of the scheduler.
     """
 
+    longest = _LARGEST_HEAD
+
     def __init__(self, connection: Asker, own: Own) -> None:
+        super().__init__()
         self._connection = connection
         self._own = own
-        self._server: asyncio.Server | None = None
-        self._pipes: set[asyncio.Task[None]] = set()
-        self._admission = Admission(0)
 
     @property
     def url(self) -> str:
@@ -62,34 +65,14 @@ class Dashboard:
 
     def show(self) -> None:
         """Opens it in the browser of whoever runs this, if there is one."""
-        import webbrowser
-
         webbrowser.open(self._admission.url_once())
 
-    async def start(self, port: int) -> None:
-        """Raises `PortTaken`; 0 is any free port."""
-        try:
-            self._server = await asyncio.start_server(
-                self._serve, "127.0.0.1", port, limit=_LARGEST_HEAD, start_serving=False
-            )
-        except OSError as error:
-            what = f"cannot listen on 127.0.0.1:{port}: {error.strerror}"
-            raise PortTaken(what, field="--port", given=port) from None
-        self._admission = Admission(self._server.sockets[0].getsockname()[1])
-        await self._server.start_serving()
+    @cached_property
+    def _admission(self) -> Admission:
+        return Admission(self.port)
 
-    async def close(self) -> None:
-        """Ends it, with all connections."""
-        if self._server is not None:
-            self._server.close()
-            for pipe in tuple(self._pipes):
-                pipe.cancel()
-            await asyncio.gather(*self._pipes, return_exceptions=True)
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        mine = asyncio.current_task()
-        assert mine is not None  # noqa: S101 - a coroutine runs in a task
-        self._pipes.add(mine)
+    async def take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answers a request, or passes it on."""
         try:
             # What ends, is too slow or too large is no request.
             with contextlib.suppress(OSError, EOFError, asyncio.LimitOverrunError, SkyinfraError):
@@ -102,7 +85,6 @@ class Dashboard:
         except Refused as refused:
             writer.write(refused.answer)
         finally:
-            self._pipes.discard(mine)
             writer.close()
 
     async def _opened(self) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from skyinfra.blobs.transfer import BlobsMissing
 from skyinfra.client.fleet import AskedFleet, Fleet
-from skyinfra.errors import InvalidField, InvalidInclude, NodeFailed, did_you_mean
+from skyinfra.errors import InvalidField, InvalidInclude, NodeFailed
 from skyinfra.protocol import questions
 from skyinfra.sync import bringing, project, sync
 from skyinfra.sync.bringing import Brought, Here
@@ -43,23 +43,21 @@ def send_project(fleet: Fleet, folder: Path, paths: Sequence[Path], excludes: Se
     return send(fleet, [folder, *paths], [*project.excludes_of(folder), *excludes])
 
 
-def put(fleet: AskedFleet, path: str | Path, remote: str | Path | None, node: str | None = None) -> str:
+def put(fleet: AskedFleet, path: str | Path, remote: str | Path | None, nodes: Sequence[str]) -> str:
     """See `Pool.put`."""
     path = Path(path).expanduser().absolute()
     if not path.exists():
         raise InvalidInclude("is not there", field="path", given=str(path))
     name = sync.remote_path(remote if remote is not None else path.name)
-    nodes = _named(fleet, node)
     tree = fleet.from_head(sync.send_files(fleet.connection.head, path, name, fleet.manifest.secret))
     with ThreadPoolExecutor(min(len(nodes), _NODES_AT_ONCE)) as workers:
         list(workers.map(lambda node: _ask_until_done(fleet, node, questions.PUT, tree=tree), nodes))
     return name
 
 
-def get(fleet: AskedFleet, remote: str | Path, path: str | Path, node: str | None) -> Path:
+def get(fleet: AskedFleet, remote: str | Path, path: str | Path, nodes: Sequence[str]) -> Path:
     """See `Pool.get`."""
     name = sync.remote_path(remote)
-    nodes = _named(fleet, node)
     if len(nodes) > 1:
         raise InvalidField("several nodes have files", field="node", hint=f"Name one of: {', '.join(nodes)}.")
     tree = _ask_until_done(fleet, nodes[0], questions.GET, path=name)
@@ -71,15 +69,6 @@ def get(fleet: AskedFleet, remote: str | Path, path: str | Path, node: str | Non
     except BlobsMissing:
         raise NodeFailed("the head had no room to keep it until it was here", field=name) from None
     return target
-
-
-def _named(fleet: AskedFleet, node: str | None) -> list[str]:
-    """The node of that name, or all. Raises `InvalidField`."""
-    nodes = fleet.node_names()
-    if node is None or node in nodes:
-        return nodes if node is None else [node]
-    hint = did_you_mean(node, nodes) or f"Nodes: {', '.join(nodes)}."
-    raise InvalidField(f"{fleet.manifest.fleet} has no node of that name", field="node", given=node, hint=hint)
 
 
 def bring(fleet: AskedFleet, tree: str, here: Here, wanted: Sequence[str] = ()) -> list[Brought]:

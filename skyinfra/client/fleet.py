@@ -14,24 +14,21 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from skyinfra.client.connection import Asker, Connection, Limits
-from skyinfra.client.dashboard import Dashboard, Own
 from skyinfra.client.dispatch import Dispatcher
 from skyinfra.client.futures import forked
 from skyinfra.client.snapshot import Snapshot
 from skyinfra.client.watching import Watcher
-from skyinfra.engine.forwarding import Forward, join
+from skyinfra.engine.forwarding import Listener, join
 from skyinfra.engine.loop import LoopThread
 from skyinfra.errors import FleetError, FleetUnreachable
 from skyinfra.protocol import questions
-from skyinfra.protocol.calls import Item, Outcome
+from skyinfra.protocol.calls import BESIDE, ENDED, ITEM, Item, Outcome
 from skyinfra.protocol.manifest import Manifest
 from skyinfra.protocol.secrets import Secret
 from skyinfra.reach import forwarding
 from skyinfra.sync.includes import Includes
 from skyinfra.tasks.included import Included
 from skyinfra.tasks.secrets import Secrets
-from skyinfra.worker.execute import ENDED, ITEM
-from skyinfra.worker.surroundings import BESIDE
 
 T = TypeVar("T")
 
@@ -63,7 +60,7 @@ class AskedFleet:
         self.loop = LoopThread()
         self._process = os.getpid()
         self._ended = threading.Event()
-        self._listening: list[Dashboard | Forward] = []
+        self._listening: list[Listener] = []
         try:
             self.loop.run(self._open(limits))
         except BaseException:
@@ -77,34 +74,16 @@ class AskedFleet:
 
     # State of the fleet ---------------------------------------------------------------------------------------------
 
-    def node_names(self) -> list[str]:
-        """See `Pool.node_names`."""
-        now = self.look()
-        told = now.state.slots if now.state is not None else {}
-        known = [node.name for node in self.manifest.nodes]
-        return list(dict.fromkeys([*known, *sorted({*told, *(slot.node for slot in (*now.slots, *now.draining))})]))
-
     def look(self) -> Snapshot:
         """The fleet as its head describes it now. Raises `FleetUnreachable`."""
         return self.from_head(self.connection.look())
 
-    def dashboard(self, port: int, *, browser: bool, own: Own) -> str:
-        """See `Pool.dashboard`; *own* answers for the fleet page."""
-        dashboard = Dashboard(self.connection, own)
-        self.in_loop(dashboard.start(port))
-        self._listening.append(dashboard)
-        if browser:
-            dashboard.show()
-        return dashboard.url
+    def listen(self, listener: Listener, port: int, *, field: str, hint: str | None = None) -> None:
+        """Starts *listener* at *port* until the fleet is left. Raises `PortTaken`."""
+        self.in_loop(listener.start(port, field=field, hint=hint))
+        self._listening.append(listener)
 
-    def forward(self, node: str, port: int, local: int, on_failure: Callable[[Exception], object]) -> Forward:
-        """See `Questions.forward`."""
-        forward = Forward(lambda: self._way_to(node, port), on_failure)
-        self.in_loop(forward.start(local))
-        self._listening.append(forward)
-        return forward
-
-    async def _way_to(self, node: str, port: int) -> Any:
+    async def way_to(self, node: str, port: int) -> Any:
         """A connection to the head that leads on to *port* of *node*. Raises `NodeError`, `NotSupported`, OSError."""
         ticket = secrets.token_urlsafe(32)
         # Both at once: each takes some round trips.

@@ -23,7 +23,6 @@ from skyinfra.errors import TaskAttemptsExceeded
 from skyinfra.protocol.calls import SMALL_OUTCOME, Outcome
 from skyinfra.tasks.pickling import Shipment
 from skyinfra.tasks.task import Options, Task
-from skyinfra.worker import execute
 
 T = TypeVar("T")
 
@@ -246,7 +245,8 @@ class Chunk:
                 await self._run()
 
     async def _run(self) -> None:
-        call = execute.dump_chunk([(shipment.attempt(0)[1], shipment.call) for shipment in self._shipments.values()])
+        rows = [(shipment.attempt(0)[1], shipment.call) for shipment in self._shipments.values()]
+        call = pickle.dumps(rows, protocol=pickle.HIGHEST_PROTOCOL)
         with self._dispatcher.shown(self._shipments):
             ended = await self._dispatcher.executor.attempt(
                 self._name, self._key, self._header, call, self._target.resources, self._take

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar, cast
 from skyinfra.client.items import Arrivals, Items
 from skyinfra.errors import ConnectionForked, FleetError
 from skyinfra.protocol.calls import SMALL_OUTCOME, Outcome
-from skyinfra.tasks import pickling
+from skyinfra.tasks import outcomes
 
 T = TypeVar("T")
 
@@ -148,12 +148,12 @@ class Future(concurrent.futures.Future[T]):
         """Unpickles what the task gave, and drops its bytes."""
         outcome = self._given
         if outcome is not None:
-            self._error = pickling.exception(outcome, self._name)
+            self._error = outcomes.exception(outcome, self._name)
             if len(outcome.result or b"") > SMALL_OUTCOME or outcome.buffers:
                 self._given = replace(outcome, result=None, buffers=())
             if self._error is None:
                 try:
-                    self._value = pickling.result(outcome, self._name)
+                    self._value = outcomes.result(outcome, self._name)
                 except Exception as error:  # noqa: BLE001 - whoever asks is told, who waits in asyncio's loop too
                     self._error = error
         if self._error is not None:

@@ -25,16 +25,14 @@ from skyinfra.engine.executor import may_pass
 from skyinfra.engine.waiting import within
 from skyinfra.errors import InvalidField, NotSupported, SkyinfraError, SlotLost, TaskAttemptsExceeded
 from skyinfra.protocol import services
-from skyinfra.protocol.calls import Outcome
+from skyinfra.protocol.calls import ATTEMPTS, FETCH, Outcome
 from skyinfra.protocol.gang import GangState, Rank, RankEnd, Wish, Work
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.rpc import Peer
-from skyinfra.tasks import pickling
+from skyinfra.tasks import outcomes
 from skyinfra.tasks.pickling import Shipment
 from skyinfra.tasks.task import Task
-from skyinfra.worker.attempts import ATTEMPTS
 from skyinfra.worker.ranks import run as run_rank
-from skyinfra.worker.surroundings import FETCH
 
 # A gang that waits for slots looks that often whether the fleet is another one.
 _POLL_S = 2.0
@@ -224,7 +222,7 @@ class _Start:
         )
         target = Target(slot=place.slots[place.rank])
         outcome = await self._fleet.dispatcher.execute(shipment, target, windowed=False)
-        return cast(RankEnd, pickling.result(outcome, title))
+        return cast(RankEnd, outcomes.result(outcome, title))
 
     async def _until_over(
         self, tasks: Sequence[asyncio.Task[RankEnd]], working: Sequence[asyncio.Task[RankEnd]]

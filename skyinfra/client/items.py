@@ -12,14 +12,14 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 from skyinfra.errors import FleetError, TaskInputsLost
-from skyinfra.protocol.calls import Item, Outcome
-from skyinfra.tasks import pickling
+from skyinfra.protocol.calls import MOST_ITEMS, Item, Outcome
+from skyinfra.tasks import outcomes
 from skyinfra.worker import streaming
 
 T = TypeVar("T")
 
 # Items that the client has taken are told to the slot in groups of that many.
-_TOLD = streaming.MOST_ITEMS // 4
+_TOLD = MOST_ITEMS // 4
 _END = object()
 
 
@@ -172,7 +172,7 @@ class Items(Iterator[T], AsyncIterator[T], Generic[T]):
                 f"an item of {self._name} was lost at the head before it was taken",
                 hint="What is in flight at once is more than the head can keep: give it a larger disk.",
             )
-        return pickling.result(outcome, self._name)
+        return outcomes.result(outcome, self._name)
 
     async def __anext__(self) -> T:
         try:

@@ -29,7 +29,7 @@ from skyinfra.protocol.rpc import Call
 from skyinfra.protocol.secrets import Secret, named
 from skyinfra.sync import bringing
 from skyinfra.sync.bringing import Brought, Here
-from skyinfra.tasks import pickling
+from skyinfra.tasks import outcomes, pickling
 from skyinfra.tasks.secrets import look_up
 from skyinfra.tasks.task import Task
 
@@ -90,12 +90,12 @@ class Job(Generic[T]):
 
     def result_of(self, outcome: Outcome) -> T:
         """The result that *outcome* holds; raises what the task raised."""
-        value: T = pickling.result(outcome, self._task)
+        value: T = outcomes.result(outcome, self._task)
         return value
 
     def exception_of(self, outcome: Outcome) -> BaseException | None:
         """The exception that *outcome* holds, or None."""
-        return pickling.exception(outcome, self._task)
+        return outcomes.exception(outcome, self._task)
 
     def outcome(self, timeout: float | None = None) -> Outcome:
         """Waits for the end of the job; how it ended, as the node has pickled it."""
@@ -112,7 +112,7 @@ class Job(Generic[T]):
             raise TimeoutError(f"job {self.name} is {info.state} after {timeout:g} s")
         if info.state == "cancelled":
             raise JobCancelled(f"job {self.name} was cancelled; there is no result")
-        outcome = pickling.read_outcome(await self._line.outcome(self.id))
+        outcome = outcomes.read_outcome(await self._line.outcome(self.id))
         if outcome.failure is not None and outcome.failure.shortage is not None:
             with contextlib.suppress(OSError):
                 return (await self._fleet.connection.look()).advised(outcome)

@@ -23,14 +23,14 @@ from skyinfra.client.items import Arrivals
 from skyinfra.client.ranks import Launch, Lines, Received
 from skyinfra.client.snapshot import ANYWHERE, Target
 from skyinfra.errors import InvalidField, NotSupported, check_kind, check_options, counted, did_you_mean
+from skyinfra.protocol.calls import PROGRAM_GRACE_S
 from skyinfra.protocol.gang import Framework, RankEnd, Work
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import Manifest, ManifestNode
 from skyinfra.protocol.secrets import Secret, met
-from skyinfra.tasks import pickling
+from skyinfra.tasks import outcomes, pickling
 from skyinfra.tasks.included import Included
 from skyinfra.tasks.task import Gather, Options, Task, on_node
-from skyinfra.worker.cancellation import PROGRAM_GRACE_S
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -113,7 +113,7 @@ class Gang:
         """The results of the ranks, in their order. Raises what one of them raised."""
         return [
             # The fleet's own, over mutual TLS.
-            end.code if end.outcome is None else pickling.result(pickle.loads(end.outcome), self.launch.work.name)  # noqa: S301
+            end.code if end.outcome is None else outcomes.result(pickle.loads(end.outcome), self.launch.work.name)  # noqa: S301
             for end in ends
         ]
 

@@ -76,9 +76,16 @@ def connect(
     check_mapping("env", env or {})
     folder = None if workdir is None else project.given_folder(workdir, "workdir")
     manifest = find_manifest(fleet, pool)
-    watcher = Watcher(output, progress=progress)
-    limits = Limits(_TIMEOUT_S if timeout is None else timeout, _PATIENCE_S, closed=timeout is not None)
-    made = _open(manifest, limits, watcher, () if folder else includes, excludes, secrets)
+    made = open_pool(
+        manifest,
+        timeout=_TIMEOUT_S if timeout is None else timeout,
+        closed=timeout is not None,
+        output=output,
+        progress=progress,
+        includes=() if folder else includes,
+        excludes=excludes,
+        secrets=secrets,
+    )
     made._fleet.env = dict(env or {})
     if folder is not None:
         with _closed_on_error(made):
@@ -105,6 +112,7 @@ def open_pool(
     *,
     timeout: float = _TIMEOUT_S,
     patience: float = _PATIENCE_S,
+    closed: bool = True,
     output: bool | OnOutput = True,
     progress: bool = True,
     includes: Sequence[str | Path] = (),
@@ -113,23 +121,13 @@ def open_pool(
 ) -> Pool:
     """Connects to the fleet of *manifest*, and syncs *includes* without *excludes*, see `Pool.sync`.
 
-    output, progress, secrets: see `connect`. timeout: seconds for the connection. patience: seconds for which the head
-    or a slot may be gone before those who wait for it get `FleetUnreachable` or `SlotLost`; worker processes and heads
-    that restart are back before. Raises `FleetUnreachable`, `CredentialsRefused`, `VersionMismatch`, `InvalidManifest`,
-    `InvalidInclude`.
+    output, progress, secrets: see `connect`. closed: see `Limits`. timeout: seconds for the connection. patience:
+    seconds for which the head or a slot may be gone before those who wait for it get `FleetUnreachable` or `SlotLost`;
+    worker processes and heads that restart are back before. Raises `FleetUnreachable`, `CredentialsRefused`,
+    `VersionMismatch`, `InvalidManifest`, `InvalidInclude`.
     """
-    return _open(manifest, Limits(timeout, patience), Watcher(output, progress=progress), includes, excludes, secrets)
-
-
-def _open(
-    manifest: Manifest,
-    limits: Limits,
-    watcher: Watcher,
-    includes: Sequence[str | Path],
-    excludes: Sequence[str],
-    secrets: Sequence[str | Secret],
-) -> Pool:
-    pool = Pool(Fleet(manifest, limits, watcher=watcher, secrets=secrets))
+    watcher = Watcher(output, progress=progress)
+    pool = Pool(Fleet(manifest, Limits(timeout, patience, closed), watcher=watcher, secrets=secrets))
     if includes:
         with _closed_on_error(pool):
             pool.sync(*includes, excludes=excludes)

@@ -11,11 +11,12 @@ from typing import Any, Self
 
 from skyinfra import page
 from skyinfra.client import files
+from skyinfra.client.dashboard import Dashboard
 from skyinfra.client.fleet import ANSWER_S, AskedFleet, RunningTask
 from skyinfra.client.jobs import Job, Line
 from skyinfra.client.snapshot import Snapshot
 from skyinfra.engine.forwarding import Forward
-from skyinfra.errors import NodeError
+from skyinfra.errors import InvalidField, NodeError, did_you_mean
 from skyinfra.protocol import questions, services
 from skyinfra.protocol.jobs import JobInfo
 from skyinfra.protocol.manifest import Manifest
@@ -38,7 +39,18 @@ class Questions:
 
     def node_names(self) -> list[str]:
         """Returns the names of the nodes: those of the manifest, then those that the head knows besides."""
-        return self._fleet.node_names()
+        now = self.look()
+        told = now.state.slots if now.state is not None else {}
+        known = [node.name for node in self.manifest.nodes]
+        return list(dict.fromkeys([*known, *sorted({*told, *(slot.node for slot in (*now.slots, *now.draining))})]))
+
+    def named(self, node: str | None, field: str = "node") -> list[str]:
+        """Returns *node*, or for None the names of all nodes. Raises `InvalidField` for an unknown one."""
+        nodes = self.node_names()
+        if node is None or node in nodes:
+            return nodes if node is None else [node]
+        hint = did_you_mean(node, nodes) or f"Nodes: {', '.join(nodes)}."
+        raise InvalidField(f"{self.manifest.fleet} has no node of that name", field=field, given=node, hint=hint)
 
     def running(self) -> dict[str, list[RunningTask]]:
         """Returns the tasks that run on each slot, by its name, as the head knows it: about a second old."""
@@ -58,7 +70,11 @@ class Questions:
         browser: whether to show it in the browser of this machine. price: what the fleet costs, in words. Raises
         `PortTaken`.
         """
-        return self._fleet.dashboard(port, browser=browser, own=partial(page.answer, self, price=price))
+        dashboard = Dashboard(self._fleet.connection, partial(page.answer, self, price=price))
+        self._fleet.listen(dashboard, port, field="--port")
+        if browser:
+            dashboard.show()
+        return dashboard.url
 
     def forward(
         self, node: str, port: int, *, local: int = 0, on_failure: Callable[[Exception], object] = lambda _: None
@@ -71,7 +87,9 @@ class Questions:
         that could not be made, such as `NodeError` where nothing listens there; it is called in another thread. Raises
         `PortTaken`.
         """
-        return self._fleet.forward(node, port, local, on_failure)
+        forward = Forward(partial(self._fleet.way_to, node, port), on_failure)
+        self._fleet.listen(forward, local, field="PORT", hint="Another one of this machine: LOCAL:PORT.")
+        return forward
 
     def ask(self, node: str, question: str, *, wait_s: float = ANSWER_S, **arguments: Any) -> Any:
         """Returns the answer of the runner of *node*, by way of the head; see `skyinfra.protocol.questions`.
@@ -119,11 +137,11 @@ class Questions:
 
     def put(self, path: str | Path, remote: str | Path | None = None, node: str | None = None) -> str:
         """See `Pool.put`."""
-        return files.put(self._fleet, path, remote, node)
+        return files.put(self._fleet, path, remote, self.named(node))
 
     def get(self, remote: str | Path, path: str | Path, node: str | None = None) -> Path:
         """See `Pool.get`."""
-        return files.get(self._fleet, remote, path, node)
+        return files.get(self._fleet, remote, path, self.named(node))
 
     def close(self) -> None:
         """Leaves the fleet, which stays as it is. May be called again."""

@@ -23,6 +23,7 @@ from skyinfra.client.pool import Pool
 from skyinfra.client.ranks import Launch, Received
 from skyinfra.client.snapshot import Target
 from skyinfra.errors import GangFailed, SkyinfraError, SlotLost, counted, did_you_mean
+from skyinfra.protocol.calls import BESIDE, FETCH, PLACE
 from skyinfra.protocol.gang import Work
 from skyinfra.protocol.jobs import KEEPING, WRITTEN, Written
 from skyinfra.protocol.secrets import Secret
@@ -33,7 +34,6 @@ from skyinfra.sync.includes import Includes
 from skyinfra.sync.sync import Synced
 from skyinfra.tasks.task import Task
 from skyinfra.worker import cancellation, scripts
-from skyinfra.worker.surroundings import BESIDE, FETCH, PLACE
 
 OnLine = Callable[[str, str], object]
 # Called with the slot of a program that was interrupted.

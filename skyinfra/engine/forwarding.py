@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import socket
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from threading import Lock
@@ -154,32 +155,26 @@ def reset(writer: asyncio.StreamWriter) -> None:
 # At the client --------------------------------------------------------------------------------------------------------
 
 
-class Forward:
-    """A port of this machine's loopback that leads to a port of a node. Every account of this machine can use it.
+class Listener(ABC):
+    """A port of this machine's loopback, at which each connection is served in a task of its own. port: once it is."""
 
-    port: where it listens. traffic: the bytes that went to the node and came from it. connections: how many were
-    accepted; broken: how many of these did not end by themselves.
-    """
+    # Of a line that is read.
+    longest = _PART
 
-    def __init__(self, way: Callable[[], Awaitable[Any]], on_failure: Callable[[Exception], object]) -> None:
-        """*way*: makes a joined connection to the head. *on_failure*: gets the error where there is none."""
+    def __init__(self) -> None:
         self.port = 0
-        self.traffic = Traffic()
-        self.connections = 0
-        self.broken = 0
-        self._way = way
-        self._on_failure = on_failure
         self._server: asyncio.Server | None = None
         self._running: set[asyncio.Task[None]] = set()
 
-    async def start(self, port: int) -> None:
-        """Listens at *port*, 0 being any. Raises `PortTaken`."""
+    async def start(self, port: int, *, field: str, hint: str | None = None) -> None:
+        """Listens at *port*, 0 being any. Raises `PortTaken`, for the option *field*."""
         try:
-            self._server = await asyncio.start_server(self._serve, HERE, port, limit=_PART)
+            self._server = await asyncio.start_server(self._serve, HERE, port, limit=self.longest, start_serving=False)
         except OSError as error:
             what = f"cannot listen on {HERE}:{port}: {error.strerror}"
-            raise PortTaken(what, field="PORT", given=port, hint="Another one of this machine: LOCAL:PORT.") from None
+            raise PortTaken(what, field=field, given=port, hint=hint) from None
         self.port = self._server.sockets[0].getsockname()[1]
+        await self._server.start_serving()
 
     async def close(self) -> None:
         """Ends it, with all connections."""
@@ -190,29 +185,52 @@ class Forward:
             await asyncio.gather(*self._running, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # asyncio reports a cancelled one as an error; only `close` cancels.
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._take(reader, writer)
-        if not writer.is_closing():
-            reset(writer)
-
-    async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         mine = asyncio.current_task()
         assert mine is not None  # noqa: S101 - a coroutine runs in a task
         self._running.add(mine)
+        # asyncio reports a cancelled one as an error; only `close` cancels.
+        with contextlib.suppress(asyncio.CancelledError):
+            try:
+                await self.take(reader, writer)
+            finally:
+                self._running.discard(mine)
+        if not writer.is_closing():
+            reset(writer)
+
+    @abstractmethod
+    async def take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serves one connection."""
+
+
+class Forward(Listener):
+    """A port of this machine's loopback that leads to a port of a node. Every account of this machine can use it.
+
+    traffic: the bytes that went to the node and came from it. connections: how many were accepted; broken: how many of
+    these did not end by themselves.
+    """
+
+    def __init__(self, way: Callable[[], Awaitable[Any]], on_failure: Callable[[Exception], object]) -> None:
+        """*way*: makes a joined connection to the head. *on_failure*: gets the error where there is none."""
+        super().__init__()
+        self.traffic = Traffic()
+        self.connections = 0
+        self.broken = 0
+        self._way = way
+        self._on_failure = on_failure
+
+    async def take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Leads a connection to the node."""
         self.connections += 1
         try:
             comm = await self._way()
         except (OSError, SkyinfraError) as error:
             self.broken += 1
             self._on_failure(error)
-        else:
-            try:
-                await carry(comm, reader, writer, self.traffic)
-            except (OSError, SkyinfraError):
-                self.broken += 1
-        finally:
-            self._running.discard(mine)
+            return
+        try:
+            await carry(comm, reader, writer, self.traffic)
+        except (OSError, SkyinfraError):
+            self.broken += 1
 
 
 # At the node ----------------------------------------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 
 
@@ -51,6 +52,25 @@ def _rebuild(
     SkyinfraError.__init__(error, message, field=field, given=given, hint=hint)
     error.__dict__.update(state)
     return error
+
+
+@contextmanager
+def at(field: str, kind: type[SkyinfraError] = SkyinfraError) -> Iterator[None]:
+    """Puts *field* in front of the path of an error of that *kind*, which code of the block raises."""
+    try:
+        yield
+    except kind as error:
+        error.at(field)
+        raise
+
+
+@contextmanager
+def written(error: type[SkyinfraError], field: str, given: object = None) -> Iterator[None]:
+    """Raises *error* for *field* in place of OSError, where what the block writes cannot be written."""
+    try:
+        yield
+    except OSError as reason:
+        raise error(f"cannot be written: {reason.strerror}", field=field, given=given) from None
 
 
 def counted(number: int, noun: str) -> str:

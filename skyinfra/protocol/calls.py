@@ -19,6 +19,23 @@ TOPIC = "skyinfra-"
 TASK_MESSAGE = "skyinfra-task"
 # Outcomes of at most that many bytes travel as events, of which the head keeps the last thousand of each client.
 SMALL_OUTCOME = 8192
+# The event of a chunk, see `skyinfra.worker.execute`: the keys of tasks with their pickled outcomes, or `GIVEN_BACK`.
+ENDED = "outcomes"
+GIVEN_BACK = b""
+# The event of an item of a generator: an `Item`.
+ITEM = "item"
+# Of the items of one task, its client has not taken so many at most.
+MOST_ITEMS = 64
+# A task with so many starts and no end is not started again on a node.
+ATTEMPTS = 3
+# Between SIGTERM and SIGKILL of a program.
+PROGRAM_GRACE_S = 5.0
+# In the variables of a script: the path in the tree of the folder that its working directory is a copy of, and the
+# path of the script below that, where it is not the file's name alone.
+BESIDE = "SKYINFRA_BESIDE"
+PLACE = "SKYINFRA_PLACE"
+# Which of the files that the script writes its client wants: a JSON list of lines as in a .gitignore, perhaps empty.
+FETCH = "SKYINFRA_FETCH"
 # Characters of the problem of a job.
 _PROBLEM = 300
 

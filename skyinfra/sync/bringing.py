@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
-import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,16 +107,7 @@ async def _bring(head: Peer, path: str, entry: Entry, here: Here) -> Brought:
     if how == "same":
         return Brought(path, entry.size, how)
     place = here.beside(path) if how == "beside" else path
-    target = here.folder / place
-    target.parent.mkdir(parents=True, exist_ok=True)
-    new = target.with_name(f".{uuid.uuid4().hex}")
-    try:
-        await transfer.fetch_file(head, entry.sha256, entry.size, new)
-        if entry.executable:
-            new.chmod(new.stat().st_mode | 0o111)
-        new.replace(target)
-    finally:
-        new.unlink(missing_ok=True)
+    await transfer.fetch_file(head, entry, here.folder / place)
     return Brought(place, entry.size, how, changed=path if how == "beside" else "")
 
 

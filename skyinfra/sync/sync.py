@@ -6,7 +6,6 @@ Everything that awaits runs in the event loop of a `LoopThread`.
 from __future__ import annotations
 
 import os
-import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -130,16 +129,7 @@ async def fetch_files(head: Peer, name: str, remote: str, path: Path) -> None:
         if file != remote and not file.startswith(f"{remote}/"):
             raise NodeFailed(f"the node gave {file!r}, which is not below what was asked for", field=remote)
     for file, entry in tree.files.items():
-        target = Path(f"{path}{file.removeprefix(remote)}")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        new = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
-        try:
-            await transfer.fetch_file(head, entry.sha256, entry.size, new)
-            if entry.executable:
-                new.chmod(new.stat().st_mode | 0o111)
-            new.replace(target)
-        finally:
-            new.unlink(missing_ok=True)
+        await transfer.fetch_file(head, entry, Path(f"{path}{file.removeprefix(remote)}"))
 
 
 def remote_path(remote: str | os.PathLike[str]) -> str:

@@ -24,9 +24,6 @@ from skyinfra.protocol.secrets import met
 from skyinfra.tasks import large, modules, script
 from skyinfra.tasks.included import Included
 from skyinfra.tasks.needs import InObject, Needs
-from skyinfra.tasks.outcomes import exception as exception
-from skyinfra.tasks.outcomes import read_outcome as read_outcome
-from skyinfra.tasks.outcomes import result as result
 from skyinfra.tasks.secrets import Secrets
 from skyinfra.tasks.task import Compute, Decorated, Task, undecorated, undecorated_in
 from skyinfra.worker.execute import named

@@ -49,8 +49,7 @@ class Stateful(Decorated, Generic[C]):
     def local(self, *args: object, **kwargs: object) -> C:
         """An object in this process, after what its class does when it is entered."""
         made = self.kind(*args, **kwargs)
-        for name in stateful.marked(self.kind, stateful.ENTER):
-            getattr(made, name)()
+        stateful.run_enter(made)
         return made
 
     @property

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from skyinfra import mig
-from skyinfra.errors import InvalidField, counted
+from skyinfra.errors import InvalidField, counted, written
 from skyinfra.mig.drawing import Picture, boxes, compute_bar, facts, left_out, strip, tone
 from skyinfra.mig.grid import Placement
 from skyinfra.protocol.instance import InstanceInfo
@@ -211,10 +211,8 @@ def transition_svg(found: Transition) -> str:
 def write_svg(file: Path, found: Transition) -> None:
     """Writes `transition_svg` to *file*. Raises `InvalidField` where that is not possible."""
     text = transition_svg(found)
-    try:
+    with written(InvalidField, "--svg", str(file)):
         file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InvalidField(f"cannot be written: {error.strerror}", field="--svg", given=str(file)) from None
 
 
 def _change_text(alike: Sequence[GpuChange], width: int) -> Text:

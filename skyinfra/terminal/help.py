@@ -1,4 +1,4 @@
-"""The commands by what they are for, each with two examples: the order of the help, and its last lines."""
+"""The commands: where each is defined, its first sentence, what it is for, and two examples that end its help."""
 
 from __future__ import annotations
 
@@ -8,6 +8,76 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Run": ("run", "jobs", "put", "get", "exec", "ssh", "port-forward", "open"),
     "Look": ("status", "top", "logs", "doctor", "dashboard", "manifest"),
     "Plan": ("recommend", "offers", "mig", "preflight", "iam", "render"),
+}
+
+# The module of skyinfra/cli that defines each command, and the first sentence of its help; in the order of the help.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "init": ("init", "Make a project"),
+    "synth": ("stacks", "Compile the declared stacks to Terraform in cdktf.out"),
+    "plan": ("stacks", "Show what a deploy would change, and what the stack costs"),
+    "deploy": ("stacks", "Create or change what is declared, and wait for the nodes"),
+    "upgrade": ("upgrade", "Bring the runner of a fleet to this version of skyinfra"),
+    "destroy": ("stacks", "Remove everything a stack created, after keeping its jobs' logs"),
+    "completion": ("init", "Print the completion of a shell"),
+    "run": ("run", "Run a Python script on one slot"),
+    "put": ("execute", "Copy a file or a folder to the nodes, below sky.files() of tasks"),
+    "get": (
+        "execute",
+        "Copy a file or a folder from a node: what tasks wrote below sky.files(), or what was put there",
+    ),
+    "exec": ("execute", "Run a command on a node, the head unless another is named"),
+    "ssh": (
+        "execute",
+        "Open a shell on a node, the head unless another is named: by ssh, or Session Manager where no port is open",
+    ),
+    "port-forward": (
+        "forward",
+        "Lead ports of this machine's loopback to ports of a node's, through the head's one port, until interrupted",
+    ),
+    "open jupyter": (
+        "forward",
+        "Run Jupyter on a slot, which is its own until this command ends, and open it in the browser of this machine",
+    ),
+    "status": ("status", "Show fleets, nodes and slots as they are"),
+    "top": ("nodes", "Show what each slot uses, the task on it and what that has used"),
+    "logs": ("nodes", "Show logs of the nodes, or what a task printed"),
+    "doctor": ("nodes", "Look for what is wrong on the nodes, and say what to do"),
+    "dashboard": ("nodes", "Show the fleet in the browser"),
+    "manifest": ("status", "Print the manifest of a fleet"),
+    "recommend": ("recommend", "Say how much memory a model needs, and which GPUs carry it"),
+    "offers": ("offers", "List the machines that carry an accelerator, cheapest first"),
+    "preflight": ("stacks", "Ask the providers whether this account gets what a stack needs"),
+    "iam": ("stacks", "Print the IAM policy that deploying a stack on AWS needs"),
+    "render": ("render", "Write what plain Terraform needs: user data and module inputs"),
+    "mig show": ("layouts", "Draw a layout: partitions, memory, SMs, free room"),
+    "mig check": ("layouts", "Print the placements of a layout, or why it has none"),
+    "mig plan": ("layouts", "Show what another layout does to a running fleet"),
+    "mig advise": (
+        "layouts",
+        "Recommend a fixed layout, from the tasks that ran on a fleet: what they used, how long they waited",
+    ),
+    "mig pack": ("offers", "Find the cheapest machines that hold so many partitions"),
+    "mig profiles": ("layouts", "List the profiles of a GPU"),
+    "mig layouts": ("layouts", "List the layouts of a GPU beside which nothing more fits"),
+    "mig gallery": ("layouts", "Write a page for each GPU model"),
+    "mig export": (
+        "parted",
+        "Print a layout for mig-parted, mig-manager, Slurm or Kubernetes, whose device plugin is that of NVIDIA",
+    ),
+    "mig import": ("parted", "Print a layout of others as an accelerator string"),
+    "jobs list": ("jobs", "List the jobs that the head keeps"),
+    "jobs logs": ("jobs", "Print what a job has printed; of a fleet that is gone, what was kept of it"),
+    "jobs keep": (
+        "jobs",
+        "Copy records and logs of jobs to where the state of the stack is, for after the fleet",
+    ),
+    "jobs cancel": ("jobs", "Take a job back; one that runs is ended on its slot"),
+    "jobs fetch": ("execute", "Bring the files that a script wrote, and that `run --detach --fetch` kept"),
+    "jobs give": (
+        "jobs",
+        "Give a job the secrets and webhooks again that it had: a head that starts anew has forgotten them",
+    ),
+    "jobs result": ("jobs", "Wait for a job and print its result"),
 }
 
 EXAMPLES: dict[str, tuple[str, str]] = {
@@ -86,19 +156,11 @@ EXAMPLES: dict[str, tuple[str, str]] = {
 }
 
 
-def ordered(prefix: str, names: list[str]) -> list[str]:
-    """Returns the commands *names* of the group *prefix*, empty for the first one, in the order of the tables."""
-    order = [name for group in GROUPS.values() for name in group]
+def ordered(prefix: str) -> list[str]:
+    """Returns the commands of the group *prefix*, empty for the first one, in the order of the tables."""
     if prefix:
-        order = [path.removeprefix(f"{prefix} ") for path in EXAMPLES if path.startswith(f"{prefix} ")]
-    return sorted(names, key=lambda name: order.index(name) if name in order else len(order))
-
-
-def grouped(names: list[str]) -> list[tuple[str, list[str]]]:
-    """Returns the titles of the groups with the commands *names* in them."""
-    found = [(title, [name for name in group if name in names]) for title, group in GROUPS.items()]
-    others = [name for name in names if not any(name in group for group in GROUPS.values())]
-    return [(title, group) for title, group in [*found, ("Others", others)] if group]
+        return [path.removeprefix(f"{prefix} ") for path in COMMANDS if path.startswith(f"{prefix} ")]
+    return [name for group in GROUPS.values() for name in group]
 
 
 def epilog(path: str) -> str | None:

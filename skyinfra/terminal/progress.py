@@ -18,6 +18,7 @@ from skyinfra.terraform.synthesized import SynthesizedStack
 if TYPE_CHECKING:
     from skyinfra.client import Pool
     from skyinfra.client.questions import Questions
+    from skyinfra.protocol.manifest import Manifest
     from skyinfra.protocol.secrets import Secret
 
 # Shorter work is not mentioned.
@@ -79,6 +80,14 @@ def every_stack(project: Project) -> tuple[SynthesizedStack, ...]:
     """Returns the stacks of *project*, synthesized anew, and those of ``with`` blocks. Raises as `Project.synth`."""
     declared = synthesized(project) if project.app else ()
     return (*declared, *(block.stack for block in project.blocks()))
+
+
+def deployed(fleet: str) -> tuple[SynthesizedStack, Manifest]:
+    """Returns the stack of the fleet ``STACK/POOL`` as it is declared now, and the manifest. Raises `FleetError`."""
+    name, _, pool = fleet.partition("/")
+    project = Project.find()
+    stack = project.stack(name, stacks=every_stack(project))
+    return stack, stack.fleet(pool or stack.only_pool)
 
 
 def _connecting(fleet: str) -> AbstractContextManager[None]:

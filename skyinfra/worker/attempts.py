@@ -21,11 +21,9 @@ from skyinfra.engine.deaths import Death
 from skyinfra.errors import SkyinfraError, StateDirectoryError, TaskAttemptsExceeded
 from skyinfra.node.kills import Kills
 from skyinfra.protocol import failures
+from skyinfra.protocol.calls import ATTEMPTS
 from skyinfra.protocol.instance import NODE_DIRECTORY, instance_info
 from skyinfra.worker import output
-
-# A task with so many starts and no end is not started again on this node.
-ATTEMPTS = 3
 
 _FOLDER = "attempts"
 _DEATHS = "deaths"

@@ -18,12 +18,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from skyinfra.protocol.calls import PROGRAM_GRACE_S
 from skyinfra.worker import attempts
 
 # A function has so long to clean up after KeyboardInterrupt: its slot is to be free in under a second.
 GRACE_S = 0.5
-# Between SIGTERM and SIGKILL of a program.
-PROGRAM_GRACE_S = 5.0
 # The last message of the process is sent within that time.
 _SPEAK_S = 0.1
 # After the time of a task, and its grace.

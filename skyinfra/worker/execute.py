@@ -22,7 +22,7 @@ import pickle
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar, cast
@@ -35,7 +35,7 @@ from skyinfra.engine.deaths import Death
 from skyinfra.errors import StateDirectoryError, TaskNotPicklable, TaskTimeout, TaskTooLarge
 from skyinfra.program import main as program
 from skyinfra.protocol import failures, instance, jobs
-from skyinfra.protocol.calls import SMALL_OUTCOME, Ending, Header, Item, Outcome
+from skyinfra.protocol.calls import ENDED, GIVEN_BACK, ITEM, SMALL_OUTCOME, Ending, Header, Item, Outcome
 from skyinfra.worker import (
     attempts,
     cancellation,
@@ -52,11 +52,6 @@ from skyinfra.worker.secrets import Masker
 
 F = TypeVar("F")
 
-# The event of a chunk: the keys of tasks with their pickled outcomes, or with `GIVEN_BACK`.
-ENDED = "outcomes"
-GIVEN_BACK = b""
-# The event of an item of a generator: an `Item`.
-ITEM = "item"
 # A chunk is made to take less than half of that.
 _LONGEST_S = 0.05
 # A chunk sends its outcomes when they are so many bytes, and at its end.
@@ -123,7 +118,7 @@ def _execute(
 
     def again(death: Death | None) -> None:
         folder = Path(os.environ[instance.NODE_DIRECTORY])
-        secrets.recover(task.key, masker, output.path_of(task.key, folder))
+        secrets.recover(task.key, masker, Path(output.file_of(task.key, folder)))
         streaming.tell_rest(task.key, folder, say, death)
 
     late, masker = False, Masker(())
@@ -214,11 +209,6 @@ def _failed(task: Header, error: BaseException, masker: Masker | None = None) ->
             inputs.keep(packed)
             return Outcome(failure=brief, parts=packed.parts)
     return Outcome(failure=brief)
-
-
-def dump_chunk(rows: Sequence[Row]) -> bytes:
-    """Returns the call of a chunk of tasks."""
-    return pickle.dumps(list(rows), protocol=pickle.HIGHEST_PROTOCOL)
 
 
 class _Chunk:

@@ -210,7 +210,7 @@ def keep_logging() -> None:
 
 
 def file_of(key: str, folder: Path | str) -> str:
-    """The file with the output of the task *key*, in the *folder* of the node."""
+    """The file with the output of the task *key*, in the *folder* of the node; it may not exist."""
     return f"{folder}/{FOLDER}/{key}.log"
 
 
@@ -231,21 +231,30 @@ def captured(key: str, folder: Path) -> Iterator[str | None]:
     except OSError:
         yield None
         return
+    try:
+        with redirected(handle):
+            yield file
+    finally:
+        with contextlib.suppress(OSError):
+            if os.stat(file).st_size == 0:  # noqa: PTH116 - see above
+                os.unlink(file)  # noqa: PTH108
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def redirected(handle: int) -> Iterator[None]:
+    """Makes the open file *handle* the standard output and error of this process in the body."""
     flush()
     before = os.dup(1), os.dup(2)
     try:
         for number in (1, 2):
             os.dup2(handle, number)
-        yield file
+        yield
     finally:
         flush()
         for number, old in zip((1, 2), before, strict=True):
             os.dup2(old, number)
             os.close(old)
-        with contextlib.suppress(OSError):
-            if os.stat(file).st_size == 0:  # noqa: PTH116 - see above
-                os.unlink(file)  # noqa: PTH108
-        os.close(handle)
 
 
 def written(file: str) -> bool:
@@ -266,11 +275,6 @@ def cut(file: str, key: str) -> None:
         os.close(handle)
 
 
-def path_of(key: str, folder: Path) -> Path:
-    """Returns the file for the output of the task *key*, which may not exist."""
-    return folder / FOLDER / f"{key}.log"
-
-
 def find(folder: Path, key: str) -> Path | None:
     """Returns the newest output of a task whose key begins with *key*, or None."""
     with contextlib.suppress(OSError):
@@ -281,7 +285,7 @@ def find(folder: Path, key: str) -> Path | None:
 
 def last_lines(folder: Path, key: str, lines: int, most: int) -> list[str]:
     """Returns the last *lines* with text of the output of the task *key*, of at most *most* bytes."""
-    with contextlib.suppress(OSError), path_of(key, folder).open("rb") as file:
+    with contextlib.suppress(OSError), Path(file_of(key, folder)).open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         file.seek(max(0, size - most))
         found = [line.rstrip() for line in file.read(most).decode(errors="replace").splitlines()]

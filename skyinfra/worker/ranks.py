@@ -25,6 +25,7 @@ from distributed.comm import get_address_host
 
 from skyinfra.engine.waiting import interruptible
 from skyinfra.protocol import calls, failures, gang, services
+from skyinfra.protocol.calls import PROGRAM_GRACE_S
 from skyinfra.protocol.gang import GangState, Rank, RankEnd, Work
 from skyinfra.worker import cancellation, rank, scripts
 from skyinfra.worker.surroundings import linked
@@ -207,7 +208,7 @@ class _Process:
             # A script cleans up as at its terminal: SIGTERM would end it at once.
             asked = signal.SIGINT if self._work.call is None else signal.SIGTERM
             cancellation.signal_group(self._group, asked)
-            self._after(cancellation.PROGRAM_GRACE_S, self._kill)
+            self._after(PROGRAM_GRACE_S, self._kill)
         elif first == self._place.rank:
             self._after(_LAST_WORDS_S, self._kill)
         else:

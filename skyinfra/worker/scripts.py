@@ -25,11 +25,12 @@ from skyinfra.errors import ScriptFailed, SkyinfraError
 from skyinfra.program import views
 from skyinfra.program.bars import Bars
 from skyinfra.protocol import jobs, services
+from skyinfra.protocol.calls import BESIDE, FETCH, PLACE
 from skyinfra.protocol.jobs import Written
 from skyinfra.protocol.shortage import STREAM
 from skyinfra.worker import cancellation, inputs, secrets, shortage
 from skyinfra.worker.streaming import Lines
-from skyinfra.worker.surroundings import BESIDE, FETCH, PLACE, new_folder
+from skyinfra.worker.surroundings import new_folder
 
 # Lines within that time are sent together.
 _FLUSH_S = 0.05

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from skyinfra.protocol.secrets import SHORTEST
-from skyinfra.worker import output
+from skyinfra.worker import output, surroundings
 
 if TYPE_CHECKING:
     from skyinfra.protocol.failures import Failure
@@ -51,37 +51,21 @@ def given(values: Mapping[str, str], masker: Masker, key: str = "") -> Iterator[
     if not values:
         yield 2
         return
-    wanted = {**values, VARIABLE: ",".join(values)}
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
-    try:
-        with _masked(masker, key) as target:
-            yield target
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+    with surroundings.variables({**values, VARIABLE: ",".join(values)}), _masked(masker, key) as target:
+        yield target
 
 
 @contextlib.contextmanager
 def _masked(masker: Masker, key: str) -> Iterator[int]:
     """Masks what goes to the standard streams, which are one file, in the body."""
-    output.flush()
-    before = os.dup(1), os.dup(2)
-    funnel = Funnel(masker, before[0], key)
+    target = os.dup(1)
+    funnel = Funnel(masker, target, key)
     try:
-        for number in (1, 2):
-            os.dup2(funnel.handle, number)
-        yield before[1]
+        with output.redirected(funnel.handle):
+            yield target
     finally:
-        output.flush()
-        for number, old in zip((1, 2), before, strict=True):
-            os.dup2(old, number)
         funnel.close()
-        for old in before:
-            os.close(old)
+        os.close(target)
 
 
 def without(environ: Mapping[str, str]) -> dict[str, str]:

@@ -72,7 +72,7 @@ def _object(recipe: Recipe) -> object:
             kind, args, kwargs = pickle.loads(recipe.made)  # noqa: S301 - the fleet's own, over mutual TLS
             with children.keeping(recipe.digest):
                 made = kind(*args, **kwargs)
-                _run(made, ENTER)
+                run_enter(made)
             _objects[recipe.digest] = recipe, made
         return _objects[recipe.digest][1]
 
@@ -97,6 +97,11 @@ def release_all() -> None:
             release(digest)
         except Exception:  # noqa: BLE001 - the user's code; the others still run
             traceback.print_exc()
+
+
+def run_enter(made: object) -> None:
+    """Calls the enter methods of an object that was made."""
+    _run(made, ENTER)
 
 
 def _run(target: object, mark: str) -> None:

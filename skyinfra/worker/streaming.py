@@ -24,6 +24,7 @@ from skyinfra.engine.deaths import Death
 from skyinfra.errors import SkyinfraError
 from skyinfra.program.bars import Bars
 from skyinfra.protocol import instance
+from skyinfra.protocol.calls import MOST_ITEMS
 from skyinfra.worker import attempts, output
 from skyinfra.worker.secrets import Masker
 
@@ -39,8 +40,7 @@ _MOST = 32 * 1024
 _FIRST = 8 * 1024
 # Seconds between two messages of `progress`, which may be called at every step.
 _PROGRESS_S = 0.2
-# Items that the client has not taken: at most so many, and so many bytes of them.
-MOST_ITEMS = 64
+# Of items that the client has not taken, at most so many bytes.
 _MOST_ITEM_BYTES = 64 * 2**20
 # What the client says may be lost with its connection. The last item is sent again that often: the client answers.
 _AGAIN_S = 2.0
@@ -176,7 +176,7 @@ def tell_rest(key: str, folder: Path, send: Send | None, death: Death | None) ->
 
     *death*: says how much the client had; None where nobody knows: it gets all of it again then.
     """
-    file = str(output.path_of(key, folder))
+    file = output.file_of(key, folder)
     if send is None or death is None or not os.path.exists(file):  # noqa: PTH110 - as above
         return
     _begins[file] = death.shown

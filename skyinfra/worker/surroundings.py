@@ -15,17 +15,12 @@ from pathlib import Path
 
 from skyinfra.blobs import copies
 from skyinfra.program import views
+from skyinfra.protocol.calls import BESIDE
 from skyinfra.protocol.instance import NODE_DIRECTORY, instance_info
 from skyinfra.worker import output
 
 # In the node's folder; a folder for each slot in it.
 FOLDER = "work"
-# In the variables of a script: the path in the tree of the folder that its working directory is a copy of, and the
-# path of the script below that, where it is not the file's name alone.
-BESIDE = "SKYINFRA_BESIDE"
-PLACE = "SKYINFRA_PLACE"
-# Which of the files that the script writes its client wants: a JSON list of lines as in a .gitignore, perhaps empty.
-FETCH = "SKYINFRA_FETCH"
 
 
 def new_folder() -> tempfile.TemporaryDirectory[str]:
@@ -55,14 +50,21 @@ def surrounded(env: Mapping[str, str] | None, workdir: str | None) -> Iterator[N
 
     In the folder stands what is at *workdir* in the tree. What the task writes there is removed with it.
     """
-    before = {name: os.environ.get(name) for name in env or ()}
-    try:
-        path = _path(os.environ[NODE_DIRECTORY])
-        with _folder(path):
-            if workdir is not None:
-                _link(workdir, Path(path))
-            os.environ.update(env or {})
+    path = _path(os.environ[NODE_DIRECTORY])
+    with _folder(path):
+        if workdir is not None:
+            _link(workdir, Path(path))
+        with variables(env or {}):
             yield
+
+
+@contextlib.contextmanager
+def variables(env: Mapping[str, str]) -> Iterator[None]:
+    """Sets the variables *env* of this process in the body."""
+    before = {name: os.environ.get(name) for name in env}
+    os.environ.update(env)
+    try:
+        yield
     finally:
         for name, value in before.items():
             if value is None:

@@ -68,6 +68,21 @@ def test_no_example_or_group_names_a_command_that_does_not_exist() -> None:
     assert sorted(grouped) == sorted(ROOT.commands)
 
 
+def test_the_help_of_a_group_says_the_first_sentence_of_each_command() -> None:
+    first = {path: " ".join(command.help.split()).partition(". ")[0].removesuffix(".") for path, command in commands()}
+    assert {path: sentence for path, (_, sentence) in helping.COMMANDS.items()} == first
+
+
+def test_a_shell_lists_commands_without_importing_them() -> None:
+    words = {"_SKYINFRA_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": "skyinfra s"}
+    program = f"import atexit, sys; atexit.register(lambda: print('skyinfra.cli.stacks' in sys.modules)); {START}"
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, **words}, capture_output=True, text=True, check=True
+    )
+    assert '"status":"Show fleets, nodes' in done.stdout and '"ssh"' in done.stdout
+    assert done.stdout.rstrip().endswith("False")
+
+
 def shown(*arguments: str) -> str:
     done = subprocess.run([sys.executable, "-c", START, *arguments], capture_output=True, text=True, check=True)
     return done.stdout

@@ -286,3 +286,13 @@ def test_a_gpu_whose_profiles_are_not_known_says_why() -> None:
     assert "the profiles of B100 are not known: " in str(caught.value)
     with pytest.raises(MigNotSupported, match="L4 cannot be partitioned"):
         run("show", "L4", "1g.10gb")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"), [(["show", "H100", "1g.10gb", "--svg"], "--svg"), (["gallery", "A30", "--out"], "--out")]
+)
+def test_what_cannot_be_written_names_its_option(arguments: list[str], option: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = CliRunner().invoke(app, ["mig", *arguments, str(tmp_path / "file" / "x")])
+    assert isinstance(done.exception, InvalidField)
+    assert str(done.exception).startswith(f"{option}: cannot be written: Not a directory (given: ")

@@ -67,7 +67,7 @@ def run(test: Callable[[Desk], Awaitable[None]], *, answer: bytes = PAGE) -> Non
         tunnel, pages = Tunnel(cast(Any, None)), RecordedPages(answer)
         tunnel._pages = cast(Any, pages)
         dashboard = Dashboard(cast(Connection, SimpleNamespace(head=Head(tunnel.handlers))), own)
-        await dashboard.start(0)
+        await dashboard.start(0, field="--port")
         try:
             await test(Desk(dashboard, pages))
         finally:

@@ -13,7 +13,7 @@ import pytest
 
 import skyinfra as sky
 from skyinfra.cli.options import options_first
-from skyinfra.cli.run import Goes, run_gang
+from skyinfra.cli.run import GangOptions, ScriptOptions, run_gang
 from skyinfra.client import Fetching, open_pool
 from skyinfra.protocol.jobs import KEEPING, WRITTEN, Written
 from skyinfra.tasks import Task
@@ -78,13 +78,13 @@ def test_the_command_line_gives_lines_with_ranks_and_the_exit_code(fleet, tmp_pa
         "import os, sys\nprint(sys.argv[1:])\nsys.exit(int(sys.argv[1]) if os.environ['RANK'] == '1' else 0)\n"
     )
     for code in (0, 5):
-        assert run_gang(str(manifest), path, [str(code)], Goes(), nodes=1, per_node=2, max_restarts=0) == code
+        assert run_gang(str(manifest), path, [str(code)], ScriptOptions(), GangOptions(True, 1, 2)) == code
     out, err = capfd.readouterr()
     assert "1: ['5']" in out
     assert "warning: ranks share a GPU" in err
     assert "error: rank 1 of train.py, on slot n0/1 of node n0, ended with exit code 5" in err
     with pytest.raises(sky.InvalidField, match="--nodes"):
-        run_gang(str(manifest), path, ["0"], Goes(), nodes=9, per_node=None, max_restarts=0)
+        run_gang(str(manifest), path, ["0"], ScriptOptions(), GangOptions(True, 9))
 
 
 def test_files_of_rank_0_and_of_others_are_told_apart(fleet, tmp_path, script, capfd):
@@ -94,9 +94,9 @@ def test_files_of_rank_0_and_of_others_are_told_apart(fleet, tmp_path, script, c
         "import os, sys\nrank = int(os.environ['RANK'])\nopen('model.pt', 'w').write(f'of rank {rank}')\n"
         "open('log.txt', 'w').write('x' * 10)\nsys.exit(3 if rank == 1 and len(sys.argv) > 1 else 0)\n"
     )
-    goes = Goes(fetch=("*.pt",))
+    goes = ScriptOptions(fetch=("*.pt",))
     for arguments, code in (([], 0), (["fail"], 3)):
-        assert run_gang(str(manifest), path, arguments, goes, nodes=1, per_node=2, max_restarts=0) == code
+        assert run_gang(str(manifest), path, arguments, goes, GangOptions(True, 1, 2)) == code
         err = capfd.readouterr().err
         assert (tmp_path / "rank-1/model.pt").read_text() == "of rank 1"
         if code == 0:

@@ -16,8 +16,7 @@ import pytest
 import skyinfra as sky
 from skyinfra.client import connect_async
 from skyinfra.client import items as client_items
-from skyinfra.protocol.calls import Item
-from skyinfra.worker import streaming
+from skyinfra.protocol.calls import MOST_ITEMS, Item
 
 
 @sky.compute
@@ -91,7 +90,7 @@ def test_an_item_comes_once_it_is_yielded(pool, tmp_path):
         next(stream)
 
 
-@pytest.mark.parametrize("number", [0, 1, streaming.MOST_ITEMS, 5 * streaming.MOST_ITEMS + 1])
+@pytest.mark.parametrize("number", [0, 1, MOST_ITEMS, 5 * MOST_ITEMS + 1])
 def test_all_items_come_in_order(pool, number):
     assert list(count(number) >> pool) == list(range(number))
 
@@ -124,7 +123,7 @@ def test_one_that_is_ahead_waits(pool, tmp_path):
     assert next(stream) == 0
     time.sleep(1)
     stream.close()
-    eventually(end, f"after {streaming.MOST_ITEMS + 1}")
+    eventually(end, f"after {MOST_ITEMS + 1}")
 
 
 def test_who_leaves_it_cancels_the_task(pool, tmp_path):
@@ -133,7 +132,7 @@ def test_who_leaves_it_cancels_the_task(pool, tmp_path):
         if number == 3:
             break
     gc.collect()
-    eventually(end, f"after {streaming.MOST_ITEMS + 1}")
+    eventually(end, f"after {MOST_ITEMS + 1}")
     assert double(1) @ pool == [2] * len(pool.slots())
 
 

@@ -16,7 +16,7 @@ from leaks import files_with
 
 import skyinfra as sky
 from skyinfra import InvalidInclude
-from skyinfra.cli.run import Goes, check_single, run_on_slot
+from skyinfra.cli.run import GangOptions, ScriptOptions, run_on_slot
 from skyinfra.client import Fetching, open_pool, run_script
 
 
@@ -55,7 +55,7 @@ def test_the_command_line_ends_as_a_shell_would_for_that_signal(fleet, tmp_path)
     manifest.write_text(json.dumps(fleet.manifest.to_json()))
     for text, code in (("import os; os.kill(os.getpid(), 15)", 128 + 15), ("import sys; sys.exit(7)", 7)):
         script.write_text(text)
-        assert run_on_slot(str(manifest), script, [], Goes()) == code
+        assert run_on_slot(str(manifest), script, [], ScriptOptions()) == code
 
 
 def test_a_script_sees_its_arguments_its_slot_and_its_environment(run):
@@ -243,7 +243,7 @@ def shipped(fleet, tmp_path, capfd):
 
     def run(script: Path, **goes) -> tuple[int, str, str]:
         capfd.readouterr()
-        code = run_on_slot(str(manifest), script, [], Goes(**goes))
+        code = run_on_slot(str(manifest), script, [], ScriptOptions(**goes))
         return code, *capfd.readouterr()
 
     return run
@@ -269,10 +269,10 @@ def test_the_file_of_a_secret_stays_here(shipped, project, fleet):
     token = "tok-4f1c8b2e97"
     (project / "data/token").write_text(f"{token}\n")
     (project / "train.py").write_text("import os; print(os.listdir('data'), len(os.environ['TOKEN']))")
-    assert shipped(project / "train.py", secrets=(f"TOKEN=@{project}/data/token",))[:2] == (0, "['words.txt'] 14\n")
+    assert shipped(project / "train.py", secret=(f"TOKEN=@{project}/data/token",))[:2] == (0, "['words.txt'] 14\n")
     assert files_with(token, fleet.root) == []
     with pytest.raises(InvalidInclude, match="is the file of a secret"):
-        shipped(project / "train.py", includes=(project / "data/token",))
+        shipped(project / "train.py", include=(project / "data/token",))
 
 
 WRITER = """
@@ -360,7 +360,7 @@ def test_nothing_is_written_outside_of_the_folder(shipped, project, tmp_path, mo
     with pytest.raises(sky.InvalidField, match="--fetch: names no files"):
         shipped(project / "train.py", fetch=("../*",))
     with pytest.raises(sky.InvalidField, match="--fetch-to: goes with --fetch"):
-        Goes(fetch_to=tmp_path)
+        ScriptOptions(fetch_to=tmp_path)
 
 
 def test_files_of_a_script_that_is_interrupted_are_fetched(pool, project):
@@ -385,7 +385,7 @@ def test_a_file_with_a_secret_of_the_script_is_not_kept_on_disks(shipped, projec
     (project / "train.py").write_text(
         "import os\nopen('a.log', 'w').write('x' * 5_000_000 + os.environ['TOKEN'])\nopen('b.log', 'w').write('fine')\n"
     )
-    _, _, err = shipped(project / "train.py", fetch=("*.log",), secrets=("TOKEN",))
+    _, _, err = shipped(project / "train.py", fetch=("*.log",), secret=("TOKEN",))
     assert "not fetched: a.log holds a secret of the task" in err
     assert (project / "b.log").read_text() == "fine" and not (project / "a.log").exists()
     assert files_with("tok-77f1c8b2e97a", fleet.root) == []
@@ -399,7 +399,7 @@ def test_a_script_goes_alone_where_that_is_asked_for(shipped, project):
     code, _, err = shipped(project / "train.py", alone=True)
     assert code == 1
     assert "No module named 'helper'" in err
-    code, _, _ = shipped(project / "train.py", alone=True, includes=(project / "helper.py", project / "lib"))
+    code, _, _ = shipped(project / "train.py", alone=True, include=(project / "helper.py", project / "lib"))
     assert code == 1, "its data are not beside it"
 
 
@@ -473,7 +473,7 @@ def test_a_script_from_elsewhere_runs_in_the_working_directory(shipped, reposito
     with pytest.raises(sky.InvalidField, match="--workdir: there is no such folder"):
         shipped(tmp_path / "other.py", workdir=tmp_path / "none")
     with pytest.raises(sky.InvalidField, match=r"--workdir: .*--alone"):
-        Goes(alone=True, workdir=repository)
+        ScriptOptions(alone=True, workdir=repository)
 
 
 @pytest.mark.parametrize(
@@ -513,7 +513,7 @@ def test_a_module_that_is_missing_is_answered_with_what_ships_it(shipped, projec
     assert re.search(says, err.splitlines()[-1]), err
     if "is .*here" in says and not goes:
         path = project / (module.replace(".", "/") + ".py")
-        assert shipped(project / "train.py", includes=(path,))[0] == 0, "what it says helps"
+        assert shipped(project / "train.py", include=(path,))[0] == 0, "what it says helps"
 
 
 def test_a_script_on_several_slots_sees_their_devices(fleets, tmp_path):
@@ -587,7 +587,7 @@ def test_what_is_no_script(fleet, tmp_path, monkeypatch, words, says):
     Path("script.py").touch()
     words = [word for word in words if word != "--"]
     with pytest.raises(sky.InvalidField, match=re.escape(says)):
-        run_on_slot("fleet.json", Path(words[0]), words[1:], Goes())
+        run_on_slot("fleet.json", Path(words[0]), words[1:], ScriptOptions())
 
 
 @pytest.mark.parametrize(
@@ -601,4 +601,5 @@ def test_what_is_no_script(fleet, tmp_path, monkeypatch, words, says):
 )
 def test_options_that_do_not_go_together(given, says):
     with pytest.raises(sky.InvalidField, match=says):
-        check_single(**{"slots": 1, "name": None, "torchrun": False, "detach": False, **given})
+        options = ScriptOptions(slots=given.get("slots", 1), name=given.get("name"))
+        GangOptions(given.get("torchrun", False)).check(options, detach=given.get("detach", False))

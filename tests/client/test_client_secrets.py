@@ -16,7 +16,7 @@ import pytest
 from leaks import files_with, processes_with
 
 import skyinfra as sky
-from skyinfra.cli.run import Goes, run_gang, run_on_slot
+from skyinfra.cli.run import GangOptions, ScriptOptions, run_gang, run_on_slot
 from skyinfra.client import connect, open_pool
 
 
@@ -276,7 +276,7 @@ def test_a_script_has_the_secrets_of_its_command_line(fleet, manifest, tmp_path,
         monkeypatch.delenv("A_TOKEN")
         (tmp_path / "token").write_text(f"{secret}\n")
         given = f"A_TOKEN=@{tmp_path / 'token'}"
-    assert run_on_slot(manifest, script, [], Goes(alone=True, secrets=(given,))) == 1
+    assert run_on_slot(manifest, script, [], ScriptOptions(alone=True, secret=(given,))) == 1
     out, err = capfd.readouterr()
     assert secret not in out + err
     assert out == f"here *** {len(secret)}\n0\n"
@@ -288,8 +288,8 @@ def test_a_script_has_the_secrets_of_its_command_line(fleet, manifest, tmp_path,
 def test_ranks_of_a_script_have_them_too(fleet, manifest, tmp_path, capfd, secret):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    goes = Goes(alone=True, secrets=("A_TOKEN",))
-    assert run_gang(manifest, script, [], goes, nodes=1, per_node=1, max_restarts=0) == 1
+    goes = ScriptOptions(alone=True, secret=("A_TOKEN",))
+    assert run_gang(manifest, script, [], goes, GangOptions(True, 1, 1)) == 1
     out, err = capfd.readouterr()
     assert secret not in out + err
     assert f"0: here *** {len(secret)}\n" in out and "0: RuntimeError: no such token: ***\n" in err

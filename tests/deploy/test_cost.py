@@ -8,7 +8,7 @@ import pytest
 from synthesized import document_of
 
 import skyinfra as sky
-from skyinfra.cli.stacks import show_cost
+from skyinfra.cli.plans import show_cost
 from skyinfra.deploy.cost import Cost, cost_of
 
 

@@ -21,7 +21,7 @@ from webhook_server import WebhookServer, webhook_server
 
 import skyinfra as sky
 from skyinfra.cli.app import app
-from skyinfra.cli.run import tell
+from skyinfra.cli.notify import tell
 from skyinfra.client import connect, detach_script
 from skyinfra.engine.notifications import Notice
 from skyinfra.tasks import Task

@@ -25,7 +25,7 @@ from skyinfra.node.folder import NodeDirectory, Status
 from skyinfra.protocol.calls import Header
 from skyinfra.protocol.manifest import Manifest, ManifestNode, ManifestSlot
 from skyinfra.protocol.nodeconfig import NodeAccelerator, NodeConfig
-from skyinfra.tasks import pickling
+from skyinfra.tasks import outcomes
 
 SECRET = "0123456789abcdef" * 4
 OTHER_SECRET = "fedcba9876543210" * 4
@@ -150,7 +150,7 @@ def on_slot(client: Client, slot: str, function: Callable[..., Any], *arguments:
     """The result of a task that runs on *slot*."""
     call = by_value(function, *arguments)
     outcome = send(client, call, {f"slot:{slot}": 1}).result(timeout=PATIENCE_S)
-    return pickling.result(outcome, function.__name__)
+    return outcomes.result(outcome, function.__name__)
 
 
 def send(client: Client, call: bytes, resources: dict[str, int]) -> Any:

@@ -11,7 +11,8 @@ import cloudpickle
 import pytest
 
 import skyinfra as sky
-from skyinfra.cli.run import Goes, named_secret
+from skyinfra.cli.notify import named_secret
+from skyinfra.cli.run import ScriptOptions
 from skyinfra.compiler import compile_pool, revision
 from skyinfra.tasks import Task
 from skyinfra.tasks.pickling import Shipment
@@ -190,5 +191,5 @@ def test_the_file_that_a_connection_names_is_that_of_the_image(tmp_path: Path) -
 
 def test_the_command_line_takes_names_and_files_and_no_values(tmp_path: Path) -> None:
     assert named_secret("A_TOKEN") == sky.Secret("A_TOKEN")
-    assert Goes(secrets=("A_TOKEN=@~/t",)).named_secrets() == [sky.Secret("A_TOKEN", "~/t")]
+    assert ScriptOptions(secret=("A_TOKEN=@~/t",)).named_secrets() == [sky.Secret("A_TOKEN", "~/t")]
     assert "process list" in raises(sky.InvalidField, named_secret, f"A_TOKEN={VALUE}")

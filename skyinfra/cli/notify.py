@@ -1,0 +1,130 @@
+"""Telling people of the end of a script or a job: ``--notify`` of several commands."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from skyinfra.cli.options import errors_name_options, exit_code
+from skyinfra.engine.notifications import Notice, post, webhooks
+from skyinfra.errors import DeclarationError, InvalidField, JobCancelled
+from skyinfra.protocol.secrets import Secret
+
+if TYPE_CHECKING:
+    from skyinfra.client import Job
+
+# For which a command that tells somebody may run.
+_COMMAND_S = 60
+
+
+def named_secret(text: str, option: str = "--secret") -> Secret:
+    """The secret of ``--secret``: ``NAME``, or ``NAME=@FILE``. Raises `InvalidField`."""
+    name, given, file = text.partition("=")
+    if given and not file.startswith("@"):
+        raise InvalidField(
+            "a value in a command line stands in the process list and in the history of the shell",
+            field=option,
+            given=name,
+            hint=f"Set the variable {name} and say {option} {name}, or {option} {name}=@FILE.",
+        )
+    return Secret(name, file[1:] if given else None)
+
+
+def named_target(text: str) -> str | Secret:
+    """The target of ``--notify``: an address, ``command:CMD``, or ``NAME``, or ``NAME=@FILE``, that has one."""
+    from skyinfra.client.jobs import is_target
+
+    return text if is_target(text) else named_secret(text, "--notify")
+
+
+def targets(notify: Sequence[str] | None, *, by_head: bool = False) -> list[str]:
+    """Returns the addresses and commands of ``--notify``; none that the head cannot tell where it does so.
+
+    Raises `InvalidField`, `SecretNotFound` and `NotSupported`.
+    """
+    if not notify:
+        return []
+    from skyinfra.client import jobs
+
+    with errors_name_options():
+        named = [named_target(text) for text in notify]
+        return jobs.addresses(named) if by_head else jobs.targets(named)
+
+
+@dataclass
+class Ended:
+    """The exit code of a script, as a shell gives it."""
+
+    code: int = 0
+
+
+@contextlib.contextmanager
+def telling(targets: Sequence[str], pool: str, job: str) -> Iterator[Ended]:
+    """Tells *targets* of the end of the script *job*, which runs in the block; mistakes in its options are not told."""
+    ended, began, state, problem, code = Ended(), time.monotonic(), "failed", None, None
+    try:
+        yield ended
+        code = ended.code
+        state = "failed" if code else "done"
+    except (KeyboardInterrupt, SystemExit):
+        state = "cancelled"
+        raise
+    except DeclarationError:
+        targets = ()
+        raise
+    except BaseException as error:
+        problem = f"{type(error).__name__}: {error}".splitlines()[0][:500]
+        raise
+    finally:
+        if targets:
+            seconds = round(time.monotonic() - began, 3)
+            tell(targets, Notice(pool, job, state, seconds, code, problem=problem))
+
+
+def tell_of(targets: Sequence[str], pool: str, job: Job[Any], timeout: float | None) -> None:
+    """Waits for the end of *job* of *pool* and tells *targets*. Raises TimeoutError."""
+    with contextlib.suppress(JobCancelled):
+        job.outcome(timeout)
+    tell(targets, Notice.of(job.info(), pool))
+
+
+def tell(targets: Sequence[str], notice: Notice) -> None:
+    """Tells *targets*. One that cannot be told is a line on stderr, and fails nothing."""
+    for target in targets:
+        if (said := _told(target, notice)) is not None:
+            sys.stderr.write(f"warning: {notice.name}: {said}\n")
+
+
+def _told(target: str, notice: Notice) -> str | None:
+    """Returns why *target* was not told of *notice*."""
+    from skyinfra.client.jobs import COMMAND
+
+    if not target.startswith(COMMAND):
+        (webhook,) = webhooks([target])
+        problem = post(webhook, notice)
+        return problem and f"{webhook.host} was not told of its end: {problem}"
+    given = {name: "" if value is None else str(value) for name, value in asdict(notice).items()}
+    # A variable holds no NUL, and no more than 128 KiB.
+    variables = {f"SKYINFRA_JOB_{name.upper()}": text.replace("\0", "")[:4000] for name, text in given.items()}
+    variables["SKYINFRA_SUBJECT"] = notice.subject
+    try:
+        command = ["/bin/sh", "-c", target.removeprefix(COMMAND)]
+        done = subprocess.run(
+            command,
+            input=f"{notice.text}\n",
+            stdout=2,  # stdout is for results
+            env=os.environ | variables,
+            encoding="utf-8",
+            errors="replace",
+            timeout=_COMMAND_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"the command of --notify was ended after {_COMMAND_S} s"
+    return f"the command of --notify ended with {exit_code(done.returncode)}" if done.returncode else None
