@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+from pathlib import Path
 from typing import Any
 
 from skyinfra import errors as _errors
@@ -29,8 +30,6 @@ _NAMES = {
     "skyinfra.protocol.jobs": "JobInfo",
     "skyinfra.protocol.manifest": "Manifest",
     "skyinfra.protocol.secrets": "Secret",
-    "skyinfra.providers": "AWS Azure CapacityBlock CapacityReservation Container Crusoe DigitalOcean GCP GCPTPU "
-    "Host Lambda Local Nebius OCI RunPod Scaleway SSH VastAI Verda Vultr",
     "skyinfra.recommendation": "recommend",
     "skyinfra.stack": "FleetStack",
     "skyinfra.tasks": "Gather Task cls compute gather",
@@ -51,6 +50,20 @@ _UPWARD = {
     "unload_ipython_extension": "skyinfra.magic:unload_ipython_extension",
 }
 
+
+def _of_providers() -> dict[str, str]:
+    """What each provider exports, as its data file says: the line ``exports = "MODULE: NAMES"``. Nodes have none."""
+    found = {}
+    for file in sorted(Path(__file__).parent.glob("providers/*.toml")):
+        with file.open(encoding="utf-8") as lines:
+            line = next(line for line in lines if line.startswith("exports = "))
+        module, names = line.split('"')[1].split(": ")
+        found[f"skyinfra.providers.{module}"] = names
+    return found
+
+
+_PROVIDERS = _of_providers()
+_NAMES |= _PROVIDERS
 _LAZY = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = sorted([*_errors.__all__, *_LAZY, *_MODULES, "__version__"])
@@ -69,6 +82,8 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(f"skyinfra.{name}")
     module, _, attribute = _UPWARD.get(name, f"{_LAZY.get(name, '')}:{name}").partition(":")
+    if not module and not _PROVIDERS and name[:1].isupper():
+        module = "skyinfra.providers"
     if not module:
         raise AttributeError(f"module 'skyinfra' has no attribute {name!r}")
     try:

@@ -40,7 +40,7 @@ def _read() -> None:
     with contextlib.suppress(Exception):
         from skyinfra.compiler import compile_pool
         from skyinfra.pool import ComputePool
-        from skyinfra.providers import AWS
+        from skyinfra.providers.aws import AWS
         from skyinfra.stack import module_inputs
 
         # Offers, templates and the code that travels are read once, by the first pool.

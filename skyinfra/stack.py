@@ -13,7 +13,7 @@ import re
 import shutil
 import tempfile
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -106,8 +106,7 @@ class FleetStack(metaclass=_BindingMeta):
         super().__init__(scope, id)  # type: ignore[call-arg]
         project = _path_to_project(scope, id)
         _add_backend(library, self, id, backend or LocalState(), project)
-        kinds = dict.fromkeys(d.pool.provider.kind for d in self.deployments)
-        sources = {kind: _module_source(library, self, kind) for kind in kinds}
+        sources = _module_sources(library, self, {each.pool.provider.kind for each in self.deployments})
         carriers = {_packs_runner(each) for each in self.deployments if carries_runner(each)}
         runners = {packed: _runner_source(library, self, packed) for packed in sorted(carriers)}
         inputs = {each.pool.name: module_inputs(each, project) for each in self.deployments}
@@ -122,18 +121,25 @@ def _path_to_project(scope: Any, id: str) -> str:
     return Path(os.path.relpath(Path.cwd(), Path(scope.node.root.outdir).absolute() / "stacks" / id)).as_posix()
 
 
-def _module_source(library: ModuleType, stack: Any, kind: str) -> str:
-    """Carries the provider's module into the stack; a local source must begin with "./"."""
-    path = str(module_folder(kind))
-    asset = library.TerraformAsset(stack, f"module-{kind}", path=path, type=library.AssetType.DIRECTORY)
-    return f"./{asset.path}"
+def _module_sources(library: ModuleType, stack: Any, kinds: Set[str]) -> dict[str, str]:
+    """Carries the modules of the providers *kinds* into the stack; a local source must begin with "./"."""
+    if not kinds:
+        return {}
+    path = str(modules_folder(frozenset(kinds)))
+    asset = library.TerraformAsset(stack, "modules", path=path, type=library.AssetType.DIRECTORY)
+    return {kind: f"./{asset.path}/{kind}" for kind in sorted(kinds)}
 
 
 @cache
-def module_folder(kind: str) -> Path:
-    """The provider's module without its examples, which are nothing to a stack."""
-    without = shutil.ignore_patterns("examples", ".terraform*")
-    return Path(shutil.copytree(bundled.folder("modules", kind), _temporary_folder() / kind, ignore=without))
+def modules_folder(kinds: frozenset[str]) -> Path:
+    """A folder with the modules of the providers *kinds* and those that they call, each in a folder of its name.
+
+    Their examples are nothing to a stack.
+    """
+    folder = _temporary_folder()
+    for module in bundled.modules(sorted(kinds)):
+        shutil.copytree(module, folder / module.name, ignore=shutil.ignore_patterns("examples", ".terraform*"))
+    return folder
 
 
 def _packs_runner(deployment: Deployment) -> bool:
@@ -241,12 +247,12 @@ def _different(needed: Sequence[TerraformProvider]) -> list[TerraformProvider]:
 def module_inputs(deployment: Deployment, project: str) -> dict[str, Any]:
     """The inputs of the pool's module: the core ones of every provider, then the provider's own."""
     pool, selection, data = deployment.pool, deployment.selection, user_data(deployment)
-    return {
+    inputs = {
         "name": pool.name,
         "stack": deployment.stack,
         "node_count": pool.nodes,
         "machine_types": list(selection.machine_types),
-        "image": selection.image,
+        **({"image": selection.image} if selection.image else {}),
         "disk_gb": pool.disk_gb or 0,
         "spot": pool.spot,
         "user_data_head": data.head,
@@ -258,6 +264,8 @@ def module_inputs(deployment: Deployment, project: str) -> dict[str, Any]:
         **({"versions": data.versions} if data.versions else {}),
         **{key: f"{project}/{path}" for key, path in selection.project_paths.items()},
     }
+    # What a place has none of, its module does not ask for.
+    return {name: value for name, value in inputs.items() if pool.provider.data.takes(name)}
 
 
 def describe(deployment: Deployment) -> dict[str, Any]:

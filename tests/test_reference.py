@@ -22,7 +22,7 @@ from skyinfra.providers import kinds
 from skyinfra.providers.data import Boot, Traits
 from tools import reference, schemas, site
 
-MODULES = sorted(path.parent for path in (ROOT / "modules").glob("*/main.tf"))
+MODULES = sorted(path.parent for path in (ROOT / "modules").glob("*/README.md"))
 
 
 @cache

@@ -33,5 +33,5 @@ def test_the_wheel_carries_modules_and_templates(tmp_path: Path) -> None:
     subprocess.run(init, check=True, env=environment, capture_output=True, cwd=tmp_path)
     environment = {**app_environment(), **environment}
     subprocess.run([sys.executable, "main.py"], check=True, env=environment, capture_output=True, cwd=project)
-    (module,) = (project / "cdktf.out" / "stacks" / "quickstart" / "assets").glob("*/*/main.tf")
+    (module,) = (project / "cdktf.out" / "stacks" / "quickstart" / "assets").glob("*/*/local/main.tf")
     assert module.read_bytes() == (ROOT / "modules" / "local" / "main.tf").read_bytes()

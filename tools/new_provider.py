@@ -1,11 +1,12 @@
-"""Makes the skeleton of a cloud provider: ``python -m tools.new_provider KIND Class``.
+"""Makes the skeleton of a cloud whose machines are set up over SSH: ``python -m tools.new_provider KIND Class``.
 
-The module is valid as it stands; what is written ``FILL`` is left to do, see CONTRIBUTING.md.
+All of it is valid as it stands, and its tests run; what is written ``FILL`` is left to do, see CONTRIBUTING.md.
 """
 
 from __future__ import annotations
 
 import datetime
+import json
 import re
 import sys
 from pathlib import Path
@@ -20,31 +21,23 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from skyinfra.providers.cloud import Chosen, CloudProvider
-from skyinfra.providers.data import TerraformProvider
+from skyinfra.providers.over_ssh import MachineCloud
 
 
-class {name}(CloudProvider):
-    """FILL: what it is, and by which Terraform provider.
+class {name}(MachineCloud):
+    """FILL: what it is, and by which Terraform provider; where its token comes from.
 
-    region: such as ``FILL``. instance_types: to take, in order of preference. allow_cidrs: networks that may reach the
-    head; with none, nothing comes in. ssh_public_key: to log in with. image: one of your own.
+    region: such as ``FILL``. instance_types: one type, such as ``FILL``; empty takes the cheapest that carries the
+    accelerator. image: another one. ssh_public_key, key_file, allow_cidrs, wait_seconds: see `MachineCloud`.
     """
 
     kind: ClassVar[str] = "{kind}"
 
     region: str = Field(default="FILL")
-    image: str | None = None
-
-    def terraform(self) -> tuple[TerraformProvider, ...]:
-        """The provider of the region; its token comes from the environment."""
-        return (self.data.terraform_provider(region=self.region),)
-
-    def inputs(self, chosen: Chosen, head: str | None) -> dict[str, object]:
-        """The inputs of modules/{kind} besides those of every cloud."""
-        return {{}}
 '''
 _DATA = """# {name}. `skyinfra.providers.data` says what each table means.
+
+exports = "{kind}: {name}"
 
 [about]
 called = "{name}"
@@ -55,13 +48,12 @@ tested = "planned against the provider's schema; never on the cloud"
 [terraform]
 name = "{kind}"
 source = "registry.terraform.io/FILL/{kind}"
-version = "FILL"
-config = ["region"]
+version = ">= 1.0.0, < 2.0.0"
+config = []
+machines.{kind}_instance = {{ type = "type", region = "region" }}
 
 [boot]
-form = "cloud-config"
-limit = 65_536
-gzip = false
+form = "script"
 delivery = "ssh"
 source = "FILL"
 date = "{today}"
@@ -73,22 +65,38 @@ node_to_node = true
 groups = false
 spot = "no"
 metadata_hosts = ["169.254.169.254"]
-ssh_user = "root"
+ssh_user = "ubuntu"
+host_keys = "given"
 source = "FILL"
 date = "{today}"
+
+# What the place has not, and why.
+[lacks]
+disk_gb = "the disk of a machine of {name} comes with its type"
 
 [images.cpu]
 x86_64 = "FILL"
 
+[images.nvidia]
+x86_64 = "FILL"
+
 [machines]
 head = "FILL"
-general = []
+general = [["FILL", 2, 8]]
 
 [prices]
-region = "FILL"
-date = "{today}"
+region = "all regions"
+date = "{month}"
 
 [prices.usd_per_hour]
+FILL = 0.1
+
+[[errors]]
+cause = "CapacityUnavailable"
+codes = []
+texts = ["FILL: what its API says"]
+says = "{name} has no such machine there now"
+hint = "Declare another region or type, or run it again later."
 
 [preflight]
 credentials = [["FILL"]]
@@ -97,107 +105,188 @@ unasked = "FILL"
 source = "FILL"
 date = "{today}"
 """
-_MAIN = """locals {{
-  head   = local.names[0]
-  places = {{ head = "FILL:${{var.scheduler_port}}", bucket = "FILL", runner = "FILL/${{basename(var.runner_file)}}" }}
-  volume = ""
-  limit  = {{ bytes = 65536, gzip = false, called = "{name}" }}
+_MAIN = """terraform {{
+  required_version = ">= 1.4"
+
+  required_providers {{
+    {kind} = {{
+      source  = "registry.terraform.io/FILL/{kind}"
+      version = ">= 1.0.0, < 2.0.0"
+    }}
+    tls = {{
+      source  = "registry.terraform.io/hashicorp/tls"
+      version = ">= 4.0.0, < 5.0.0"
+    }}
+  }}
 }}
 
-# FILL: the network, the head, the workers.
-"""
-_VARIABLES = """# The core inputs whose values are this provider's; the others stand in core.tf.
+locals {{
+  names = [for index in range(var.node_count) : "${{var.name}}-${{index}}"]
+  own   = "skyinfra-${{var.stack}}-${{var.name}}"
+}}
 
-variable "machine_types" {
-  description = "Machine types in order of preference."
-  type        = list(string)
-  nullable    = false
-}
+# The fleet secret; ../core says why it is made so.
+resource "terraform_data" "secret" {{
+  triggers_replace = sensitive("${{uuid()}}${{uuid()}}")
 
-variable "image" {
-  description = "Machine image."
-  type        = string
-  nullable    = false
-}
+  lifecycle {{
+    ignore_changes = [triggers_replace]
+  }}
+}}
 
-variable "disk_gb" {
-  description = "Disk of a node in GB; 0 takes that of the machine type."
-  type        = number
-  default     = 0
-  nullable    = false
-}
+# The host key of each machine.
+resource "tls_private_key" "host" {{
+  for_each  = toset(local.names)
+  algorithm = "ED25519"
+}}
 
-variable "spot" {
-  description = "Whether the nodes are interruptible."
-  type        = bool
-  default     = false
-  nullable    = false
-}
+module "hosts" {{
+  source = "../hosts"
+  kind   = "{kind}"
+  secret = terraform_data.secret
+  nodes  = local.names
+  zone   = var.region
+  ids    = {{ for node, instance in {kind}_instance.node : node => instance.id }}
+  machines = {{
+    for node, instance in {kind}_instance.node : node => {{
+      address  = instance.ip
+      user     = "ubuntu"
+      port     = 22
+      key_file = var.key_file
+    }}
+  }}
+  patience  = 900
+  host_keys = tls_private_key.host
+  pool = {{
+{pool}  }}
+}}
 
-variable "ssh_public_key" {
-  description = "OpenSSH public key to log in with; empty for none."
-  type        = string
-  default     = ""
-  nullable    = false
-}
-
-variable "allow_cidrs" {
-  description = "Networks that may reach the head's scheduler."
-  type        = list(string)
-  default     = []
-  nullable    = false
-}
-
-variable "labels" {
-  description = "Labels on everything the module creates."
-  type        = map(string)
-  default     = {}
-  nullable    = false
-}
-"""
-_OUTPUTS = """output "fleet" {{
+output "fleet" {{
   description = "The manifest of the fleet, version 1: what a client needs to reach it. Holds the fleet secret."
   sensitive   = true
-  value = {{
-    version   = 1
-    stack     = var.stack
-    pool      = var.name
-    provider  = "{kind}"
-    simulated = false
-    head      = {{ address = "FILL", port = var.scheduler_port }}
-    nodes = [for name in local.names : {{
-      name           = name
-      id             = "FILL"
-      address        = "FILL"
-      public_address = null
-      zone           = null
-      machine_type   = var.machine_types[0]
-      head           = name == local.head
-    }}]
-    slots  = var.slots
-    secret = local.secret
+  value       = module.hosts.fleet
+}}
+
+# FILL: the network, and who comes in: var.allow_cidrs at port 22 and var.scheduler_port.
+
+resource "{kind}_ssh_key" "login" {{
+  name       = local.own
+  public_key = trimspace(var.ssh_public_key)
+}}
+
+resource "{kind}_instance" "node" {{
+  for_each = toset(local.names)
+
+  name      = "${{local.own}}-${{each.key}}"
+  region    = var.region
+  type      = var.machine_types[0]
+  image     = var.image
+  ssh_keys  = [{kind}_ssh_key.login.id]
+  user_data = module.hosts.cloud_config[each.key]
+
+  lifecycle {{
+    # A key that is changed is for machines that are made later.
+    ignore_changes       = [user_data, ssh_keys]
+    replace_triggered_by = [tls_private_key.host[each.key]]
   }}
 }}
 """
-_VERSIONS = 'terraform {\n  required_version = ">= 1.4"\n}\n'
-_README = "# modules/{kind}\n\nFILL: what it makes, an example, its inputs and outputs, and what was run.\n"
+_README = """# modules/{kind}
+
+FILL: what it makes, by which Terraform provider, where its token comes from; what was run, and what never was.
+
+```hcl
+module "train" {{
+  source           = "./modules/{kind}"
+  name             = "train"
+  node_count       = 2
+  region           = "FILL"
+  machine_types    = ["FILL"]
+  image            = "FILL"
+  ssh_public_key   = "{key}"
+  allow_cidrs      = ["203.0.113.7/32"]
+  user_data_head   = file("train.head.sh")
+  user_data_worker = file("train.worker.sh")
+}}
+
+output "fleet_train" {{
+  value     = module.train.fleet
+  sensitive = true
+}}
+```
+
+| input | type | default | |
+|---|---|---|---|
+{inputs}
+| output | |
+|---|---|
+| `fleet` | the manifest, sensitive: what a client needs to reach the fleet |
+"""
+_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ8VhYh0z0o0m7m4b3qvJqk0d1k2m3n4p5q6r7s8t9u0"
+_CASE = """# A pool and a module of modules/{kind} in tests: see tests/helpers/module_cases.py.
+
+mock = ["{kind}", "tls"]
+pool = {{}}
+# What makes a machine anew, one at a time.
+replacing = [
+    {{ image = "other" }},
+    {{ machine_types = ["other"] }},
+    {{ region = "other" }},
+]
+
+[inputs]
+region = "FILL"
+machine_types = ["FILL"]
+image = "FILL"
+allow_cidrs = ["203.0.113.7/32"]
+"""
+
+
+def _schema(kind: str) -> str:
+    """As much of a schema as the skeleton of the module needs; `tools.provider_schema` writes the real one."""
+    given = {"type": "string", "required": True, "replaces": True}
+    made = {"type": "string", "computed": True}
+    listed = {"type": ["list", "string"], "optional": True}
+    data = {"type": "string", "optional": True}
+    document = {
+        "source": f"FILL/{kind}",
+        "version": "1.0.0",
+        "from": "FILL: this is what tools/new_provider.py made up",
+        "framework": False,
+        "schemas": {
+            "provider": {},
+            f"{kind}_ssh_key": {"id": made, "name": given, "public_key": given},
+            f"{kind}_instance": {
+                **dict.fromkeys(("name", "region", "type", "image"), given),
+                **{"id": made, "ip": made, "ssh_keys": listed, "user_data": data},
+            },
+        },
+    }
+    return json.dumps(document, indent=1) + "\n"
 
 
 def make(root: Path, kind: str, name: str) -> list[Path]:
     """Writes the files of the provider *kind*, whose class is *name*, below *root*; returns them."""
     if not re.fullmatch("[a-z][a-z0-9]*", kind) or not name.isidentifier():
-        raise SystemExit("usage: python -m tools.new_provider KIND Class, such as: gcp GCP")
-    values = {"kind": kind, "name": name, "today": datetime.date.today().isoformat()}
+        raise SystemExit("usage: python -m tools.new_provider KIND Class, such as: zeta Zeta")
+    today = datetime.date.today().isoformat()
+    # Those of a module that adds none of its own.
+    variables = (ROOT / "modules" / "vultr" / "variables.tf").read_text(encoding="utf-8")
+    names = re.findall(r'^variable "(\w+)"', variables, re.MULTILINE)
+    call = (
+        (ROOT / "modules" / "vultr" / "main.tf").read_text(encoding="utf-8").split("  pool = {\n")[1].split("  }\n")[0]
+    )
+    rows = "".join(f"| `{each}` | | | FILL |\n" for each in names)
+    values = {"kind": kind, "name": name, "today": today, "month": today[:7], "pool": call, "inputs": rows, "key": _KEY}
     module = f"modules/{kind}"
     texts = {
         f"skyinfra/providers/{kind}.py": _CODE.format(**values),
         f"skyinfra/providers/{kind}.toml": _DATA.format(**values),
         f"{module}/main.tf": _MAIN.format(**values),
-        f"{module}/variables.tf": _VARIABLES,
-        f"{module}/outputs.tf": _OUTPUTS.format(**values),
-        f"{module}/versions.tf": _VERSIONS,
+        f"{module}/variables.tf": variables,
         f"{module}/README.md": _README.format(**values),
-        f"{module}/core.tf": (ROOT / "modules" / "core.tf").read_text(encoding="utf-8"),
+        f"tests/clouds/{kind}.toml": _CASE.format(**values),
+        f"tests/mock_provider/schemas/{kind}.json": _schema(kind),
     }
     for path, text in texts.items():
         file = root / path

@@ -30,7 +30,7 @@ resource "aws_launch_template" "group" {
   image_id               = terraform_data.image["nodes"].output
   instance_type          = each.value[0]
   key_name               = one(aws_key_pair.this[*].key_name)
-  user_data              = base64gzip(replace(local.user_data_worker, "@SKYINFRA_NODE@", "${var.name}-asg"))
+  user_data              = base64gzip(replace(module.core.user_data_worker, "@SKYINFRA_NODE@", "${var.name}-asg"))
   update_default_version = true
 
   iam_instance_profile {

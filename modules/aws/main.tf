@@ -1,4 +1,6 @@
 locals {
+  names = [for index in range(var.node_count) : "${var.name}-${index}"]
+
   # Spot and fallback lists need a group that goes on trying; everything else is plain instances.
   grouped = var.group == null ? length(var.machine_types) > 1 || (var.spot && var.node_count > 1) : var.group || length(var.machine_types) > 1
 
@@ -12,6 +14,36 @@ locals {
   prefix = "skyinfra-${var.name}-"
   title  = "${var.stack}/${var.name}"
   tags   = merge(var.labels, { "skyinfra:stack" = var.stack, "skyinfra:pool" = var.name })
+}
+
+# The fleet secret; ../core says why it is made so.
+resource "terraform_data" "secret" {
+  triggers_replace = sensitive("${uuid()}${uuid()}")
+
+  lifecycle {
+    ignore_changes = [triggers_replace]
+  }
+}
+
+module "core" {
+  source = "../core"
+  secret = terraform_data.secret
+  places = {
+    head   = "${aws_network_interface.head.private_ip}:${var.scheduler_port}"
+    bucket = local.bucket_url
+    runner = local.runner_url
+  }
+  volume = aws_ebs_volume.head.id
+  limit  = { bytes = 16384, gzip = true, called = "EC2" }
+  pool = {
+    name             = var.name
+    stack            = var.stack
+    node_count       = var.node_count
+    user_data_head   = var.user_data_head
+    user_data_worker = var.user_data_worker
+    runner_file      = var.runner_file
+    scheduler_port   = var.scheduler_port
+  }
 }
 
 # What the path of an SSM parameter names changes with every release of the image. A node keeps the AMI it was made
@@ -65,23 +97,13 @@ resource "terraform_data" "security_groups" {
   triggers_replace = var.security_group_ids
 }
 
-locals {
-  places = {
-    head   = "${aws_network_interface.head.private_ip}:${var.scheduler_port}"
-    bucket = local.bucket_url
-    runner = local.runner_url
-  }
-  volume = aws_ebs_volume.head.id
-  limit  = { bytes = 16384, gzip = true, called = "EC2" }
-}
-
 resource "aws_instance" "head" {
   ami                         = terraform_data.image[local.grouped ? "head" : "nodes"].output
   instance_type               = local.head_type
   iam_instance_profile        = local.instance_profile
   key_name                    = one(aws_key_pair.this[*].key_name)
   placement_group             = local.grouped ? null : local.placement_group
-  user_data_base64            = base64gzip(replace(local.user_data_head, "@SKYINFRA_NODE@", local.head))
+  user_data_base64            = base64gzip(replace(module.core.user_data_head, "@SKYINFRA_NODE@", local.head))
   user_data_replace_on_change = false
 
   launch_template {
@@ -166,7 +188,7 @@ resource "aws_instance" "worker" {
   iam_instance_profile        = local.instance_profile
   key_name                    = one(aws_key_pair.this[*].key_name)
   placement_group             = local.placement_group
-  user_data_base64            = base64gzip(replace(local.user_data_worker, "@SKYINFRA_NODE@", each.key))
+  user_data_base64            = base64gzip(replace(module.core.user_data_worker, "@SKYINFRA_NODE@", each.key))
   user_data_replace_on_change = false
 
   launch_template {

@@ -49,7 +49,7 @@ resource "aws_s3_object" "secret" {
 
   bucket  = aws_s3_bucket.runner[0].id
   key     = "secret"
-  content = local.secret
+  content = terraform_data.secret.triggers_replace
 
   depends_on = [aws_s3_bucket_public_access_block.runner, aws_s3_bucket_server_side_encryption_configuration.runner]
 }

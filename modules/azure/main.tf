@@ -1,29 +1,5 @@
 locals {
-  kind  = "azure"
-  order = local.names
-  head  = local.names[0]
-  zone  = coalesce(var.zone, var.region)
-
-  ids = { for node, machine in azurerm_linux_virtual_machine.node : node => machine.virtual_machine_id }
-  machines = {
-    for node, address in azurerm_public_ip.node : node => {
-      address  = address.ip_address
-      inside   = local.inside[node]
-      outside  = address.ip_address
-      user     = local.user
-      port     = 22
-      host_key = local.host_keys[node]
-      key_file = var.key_file
-      via      = null
-    }
-  }
-  contact = { for node in local.names : node => { PATIENCE = "900" } }
-
-  cloud_config = {}
-
-  # The jobs of the head stand on its own disk.
-  volume = ""
-  limit  = { bytes = null, gzip = false, called = "Azure" }
+  names = [for index in range(var.node_count) : "${var.name}-${index}"]
 
   own  = "skyinfra-${var.stack}-${var.name}"
   tags = merge(var.labels, { "skyinfra-stack" = var.stack, "skyinfra-pool" = var.name })
@@ -35,6 +11,59 @@ locals {
   resource_group = var.resource_group == null ? azurerm_resource_group.pool[0].name : var.resource_group
   # PUBLISHER:OFFER:SKU:VERSION, or the id of an image.
   image = split(":", var.image)
+}
+
+# The fleet secret; ../core says why it is made so.
+resource "terraform_data" "secret" {
+  triggers_replace = sensitive("${uuid()}${uuid()}")
+
+  lifecycle {
+    ignore_changes = [triggers_replace]
+  }
+}
+
+# The host key of each machine.
+resource "tls_private_key" "host" {
+  for_each  = toset(local.names)
+  algorithm = "ED25519"
+}
+
+module "hosts" {
+  source = "../hosts"
+  kind   = "azure"
+  secret = terraform_data.secret
+  nodes  = local.names
+  zone   = coalesce(var.zone, var.region)
+  ids    = { for node, machine in azurerm_linux_virtual_machine.node : node => machine.virtual_machine_id }
+  machines = {
+    for node, address in azurerm_public_ip.node : node => {
+      address  = address.ip_address
+      inside   = local.inside[node]
+      user     = local.user
+      port     = 22
+      key_file = var.key_file
+    }
+  }
+  patience  = 900
+  host_keys = tls_private_key.host
+  pool = {
+    name               = var.name
+    stack              = var.stack
+    node_count         = var.node_count
+    machine_types      = var.machine_types
+    image              = var.image
+    ssh_public_key     = var.ssh_public_key
+    allow_cidrs        = var.allow_cidrs
+    labels             = var.labels
+    user_data_head     = var.user_data_head
+    user_data_worker   = var.user_data_worker
+    user_data_revision = var.user_data_revision
+    runner_file        = var.runner_file
+    versions           = var.versions
+    slots              = var.slots
+    scheduler_port     = var.scheduler_port
+    wait_seconds       = var.wait_seconds
+  }
 }
 
 resource "azurerm_resource_group" "pool" {
@@ -65,13 +94,6 @@ resource "azurerm_network_security_group" "pool" {
   location            = var.region
   resource_group_name = local.resource_group
   tags                = local.tags
-
-  lifecycle {
-    precondition {
-      condition     = length(var.allow_cidrs) > 0
-      error_message = "allow_cidrs: the nodes are set up over SSH, so the network of the machine that applies must be among them."
-    }
-  }
 }
 
 resource "azurerm_network_security_rule" "from_outside" {
@@ -159,7 +181,7 @@ resource "azurerm_linux_virtual_machine" "node" {
   size                  = var.machine_types[0]
   network_interface_ids = [azurerm_network_interface.node[each.key].id]
   admin_username        = local.user
-  custom_data           = base64encode(local.host_key_data[each.key])
+  custom_data           = base64encode(module.hosts.cloud_config[each.key])
   priority              = var.spot ? "Spot" : "Regular"
   eviction_policy       = var.spot ? "Delete" : null
   source_image_id       = length(local.image) == 1 ? var.image : null

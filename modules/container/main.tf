@@ -30,6 +30,8 @@ resource "terraform_data" "engine" {
 }
 
 locals {
+  names = [for index in range(var.node_count) : "${var.name}-${index}"]
+
   head   = local.names[0]
   engine = { ENGINE = terraform_data.engine.output.program, HOST = terraform_data.engine.output.host }
 
@@ -51,6 +53,27 @@ locals {
     for index, name in local.names : name => local.each_gpus == 0 ? join(",", var.gpus) : join(",", slice(var.gpus, index * local.each_gpus, (index + 1) * local.each_gpus))
   }
 
+
+  versions = var.versions == null ? "" : jsonencode({
+    version      = 1
+    python       = var.versions.python
+    requirements = var.versions.requirements
+    wheel        = var.runner_file == "" ? null : { name = basename(var.runner_file), sha256 = filesha256(var.runner_file) }
+  })
+}
+
+# The fleet secret; ../core says why it is made so.
+resource "terraform_data" "secret" {
+  triggers_replace = sensitive("${uuid()}${uuid()}")
+
+  lifecycle {
+    ignore_changes = [triggers_replace]
+  }
+}
+
+module "core" {
+  source = "../core"
+  secret = terraform_data.secret
   places = {
     head   = "${local.shared ? "127.0.0.1" : local.containers[local.head]}:${var.scheduler_port}"
     bucket = "file:///opt/skyinfra/delivered"
@@ -59,13 +82,15 @@ locals {
   volume = local.volumes.jobs
   # What Linux takes for one variable of the environment, by which the script gets them.
   limit = { bytes = 131000, gzip = false, called = "the environment of a program" }
-
-  versions = var.versions == null ? "" : jsonencode({
-    version      = 1
-    python       = var.versions.python
-    requirements = var.versions.requirements
-    wheel        = var.runner_file == "" ? null : { name = basename(var.runner_file), sha256 = filesha256(var.runner_file) }
-  })
+  pool = {
+    name             = var.name
+    stack            = var.stack
+    node_count       = var.node_count
+    user_data_head   = var.user_data_head
+    user_data_worker = var.user_data_worker
+    runner_file      = var.runner_file
+    scheduler_port   = var.scheduler_port
+  }
 }
 
 # What outlives a head that is replaced: its jobs. Destroying it, after the nodes, removes all volumes of the pool.
@@ -108,7 +133,7 @@ resource "terraform_data" "delivered" {
       NETWORK   = var.network == "" ? local.network : ""
       STATE     = local.volumes.jobs
       DELIVERED = local.volumes.delivered
-      SECRET    = local.secret
+      SECRET    = terraform_data.secret.triggers_replace
       VERSIONS  = local.versions
       RUNNER    = var.runner_file
     })
@@ -186,7 +211,7 @@ resource "terraform_data" "head" {
       GPUS      = local.gpus[local.head]
       PUBLISH   = local.published
       STATE     = local.volumes.jobs
-      USER_DATA = replace(local.user_data_head, "@SKYINFRA_NODE@", local.head)
+      USER_DATA = replace(module.core.user_data_head, "@SKYINFRA_NODE@", local.head)
     })
   }
 }
@@ -206,7 +231,7 @@ resource "terraform_data" "worker" {
       GPUS      = local.gpus[each.key]
       PUBLISH   = ""
       STATE     = ""
-      USER_DATA = replace(local.user_data_worker, "@SKYINFRA_NODE@", each.key)
+      USER_DATA = replace(module.core.user_data_worker, "@SKYINFRA_NODE@", each.key)
     })
   }
 

@@ -25,7 +25,7 @@ output "fleet" {
     ]
     group_nodes = 0
     slots       = var.slots
-    secret      = local.secret
+    secret      = terraform_data.secret.triggers_replace
   }
 
   # Whoever reads the manifest may use the fleet, so it waits for every node.

@@ -1,29 +1,5 @@
 locals {
-  kind  = "crusoe"
-  order = local.names
-  head  = local.names[0]
-  zone  = var.region
-
-  ids = { for node, instance in crusoe_compute_instance.node : node => instance.id }
-  machines = {
-    for node, instance in crusoe_compute_instance.node : node => {
-      address  = instance.network_interfaces[0].public_ipv4.address
-      inside   = instance.network_interfaces[0].private_ipv4.address
-      outside  = instance.network_interfaces[0].public_ipv4.address
-      user     = "ubuntu"
-      port     = 22
-      host_key = local.host_keys[node]
-      key_file = var.key_file
-      via      = null
-    }
-  }
-  contact = { for node in local.names : node => { PATIENCE = "900" } }
-
-  cloud_config = {}
-
-  # The jobs of the head stand on its own disk.
-  volume = ""
-  limit  = { bytes = null, gzip = false, called = "Crusoe" }
+  names = [for index in range(var.node_count) : "${var.name}-${index}"]
 
   own  = "skyinfra-${var.stack}-${var.name}"
   cidr = "10.84.0.0/16"
@@ -35,16 +11,62 @@ locals {
   )
 }
 
+# The fleet secret; ../core says why it is made so.
+resource "terraform_data" "secret" {
+  triggers_replace = sensitive("${uuid()}${uuid()}")
+
+  lifecycle {
+    ignore_changes = [triggers_replace]
+  }
+}
+
+# The host key of each machine.
+resource "tls_private_key" "host" {
+  for_each  = toset(local.names)
+  algorithm = "ED25519"
+}
+
+module "hosts" {
+  source = "../hosts"
+  kind   = "crusoe"
+  secret = terraform_data.secret
+  nodes  = local.names
+  zone   = var.region
+  ids    = { for node, instance in crusoe_compute_instance.node : node => instance.id }
+  machines = {
+    for node, instance in crusoe_compute_instance.node : node => {
+      address  = instance.network_interfaces[0].public_ipv4.address
+      inside   = instance.network_interfaces[0].private_ipv4.address
+      user     = "ubuntu"
+      port     = 22
+      key_file = var.key_file
+    }
+  }
+  patience  = 900
+  host_keys = tls_private_key.host
+  pool = {
+    name               = var.name
+    stack              = var.stack
+    node_count         = var.node_count
+    machine_types      = var.machine_types
+    image              = var.image
+    ssh_public_key     = var.ssh_public_key
+    allow_cidrs        = var.allow_cidrs
+    labels             = var.labels
+    user_data_head     = var.user_data_head
+    user_data_worker   = var.user_data_worker
+    user_data_revision = var.user_data_revision
+    runner_file        = var.runner_file
+    versions           = var.versions
+    slots              = var.slots
+    scheduler_port     = var.scheduler_port
+    wait_seconds       = var.wait_seconds
+  }
+}
+
 resource "crusoe_vpc_network" "pool" {
   name = local.own
   cidr = local.cidr
-
-  lifecycle {
-    precondition {
-      condition     = length(var.allow_cidrs) > 0
-      error_message = "allow_cidrs: the nodes are set up over SSH, so the network of the machine that applies must be among them."
-    }
-  }
 }
 
 resource "crusoe_vpc_subnet" "pool" {
@@ -90,18 +112,7 @@ resource "crusoe_compute_instance" "node" {
 
   # Gives the machine its host key, at every start. Until it has run, the machine answers with another one, and is asked
   # again.
-  startup_script = <<-EOT
-    #!/bin/sh
-    set -eu
-    umask 077
-    cat >/etc/ssh/skyinfra_host_key <<'KEY'
-    ${indent(4, trimspace(tls_private_key.host[each.key].private_key_openssh))}
-    KEY
-    rm -f /etc/ssh/ssh_host_*
-    mv /etc/ssh/skyinfra_host_key /etc/ssh/ssh_host_ed25519_key
-    echo '${local.host_keys[each.key]}' >/etc/ssh/ssh_host_ed25519_key.pub
-    systemctl restart ssh 2>/dev/null || systemctl restart sshd
-  EOT
+  startup_script = module.hosts.key_script[each.key]
 
   lifecycle {
     # A key that is changed is for machines that are made later. The provider compares its own words for an interface.

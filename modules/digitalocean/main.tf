@@ -1,33 +1,62 @@
 locals {
-  kind  = "digitalocean"
-  order = local.names
-  head  = local.names[0]
-  zone  = var.region
-
-  ids = { for node, droplet in digitalocean_droplet.node : node => droplet.id }
-  machines = {
-    for node, droplet in digitalocean_droplet.node : node => {
-      address  = droplet.ipv4_address
-      inside   = droplet.ipv4_address_private
-      outside  = droplet.ipv4_address
-      user     = "root"
-      port     = 22
-      host_key = local.host_keys[node]
-      key_file = var.key_file
-      via      = null
-    }
-  }
-  contact = { for node in local.names : node => { PATIENCE = "600" } }
-
-  cloud_config = {}
-
-  # The jobs of the head stand on its own disk.
-  volume = ""
-  limit  = { bytes = null, gzip = false, called = "DigitalOcean" }
+  names = [for index in range(var.node_count) : "${var.name}-${index}"]
 
   # The tag by which the firewall holds for a droplet from its first moment on.
   tag  = "skyinfra-${var.stack}-${var.name}"
   tags = concat([local.tag], [for key, value in var.labels : "${key}:${value}"])
+}
+
+# The fleet secret; ../core says why it is made so.
+resource "terraform_data" "secret" {
+  triggers_replace = sensitive("${uuid()}${uuid()}")
+
+  lifecycle {
+    ignore_changes = [triggers_replace]
+  }
+}
+
+# The host key of each machine.
+resource "tls_private_key" "host" {
+  for_each  = toset(local.names)
+  algorithm = "ED25519"
+}
+
+module "hosts" {
+  source = "../hosts"
+  kind   = "digitalocean"
+  secret = terraform_data.secret
+  nodes  = local.names
+  zone   = var.region
+  ids    = { for node, droplet in digitalocean_droplet.node : node => droplet.id }
+  machines = {
+    for node, droplet in digitalocean_droplet.node : node => {
+      address  = droplet.ipv4_address
+      inside   = droplet.ipv4_address_private
+      user     = "root"
+      port     = 22
+      key_file = var.key_file
+    }
+  }
+  patience  = 600
+  host_keys = tls_private_key.host
+  pool = {
+    name               = var.name
+    stack              = var.stack
+    node_count         = var.node_count
+    machine_types      = var.machine_types
+    image              = var.image
+    ssh_public_key     = var.ssh_public_key
+    allow_cidrs        = var.allow_cidrs
+    labels             = var.labels
+    user_data_head     = var.user_data_head
+    user_data_worker   = var.user_data_worker
+    user_data_revision = var.user_data_revision
+    runner_file        = var.runner_file
+    versions           = var.versions
+    slots              = var.slots
+    scheduler_port     = var.scheduler_port
+    wait_seconds       = var.wait_seconds
+  }
 }
 
 # DigitalOcean takes a key once: one that the account has is named by its id or fingerprint.
@@ -91,13 +120,6 @@ resource "digitalocean_firewall" "pool" {
     protocol              = "icmp"
     destination_addresses = ["0.0.0.0/0", "::/0"]
   }
-
-  lifecycle {
-    precondition {
-      condition     = length(var.allow_cidrs) > 0
-      error_message = "allow_cidrs: the nodes are set up over SSH, so the network of the machine that applies must be among them."
-    }
-  }
 }
 
 # A size would be changed in place, for which the droplet is switched off; one with a GPU cannot be.
@@ -116,7 +138,7 @@ resource "digitalocean_droplet" "node" {
   vpc_uuid           = var.vpc_id == null ? digitalocean_vpc.pool[0].id : var.vpc_id
   tags               = local.tags
   gpu_partition_mode = var.gpu_partition_mode
-  user_data          = local.host_key_data[each.key]
+  user_data          = module.hosts.cloud_config[each.key]
 
   # A droplet with eight GPUs takes its time to be made, and until it is unlocked to go; for its going itself the provider
   # waits 60 s, whatever stands here.

@@ -3,24 +3,24 @@
 resource "google_compute_instance_template" "group" {
   count = local.grouped ? 1 : 0
 
-  name_prefix       = "${var.name}-${local.suffix}-"
+  name_prefix       = "${var.name}-${module.google.suffix}-"
   machine_type      = local.of.nodes.machine
-  labels            = local.labels
-  tags              = local.tags
+  labels            = module.google.labels
+  tags              = module.google.tags
   resource_policies = local.policies
-  metadata          = merge(local.delivered, { user-data = replace(local.user_data_worker, "@SKYINFRA_NODE@", "${var.name}-asg") })
+  metadata          = merge(module.google.delivered, { user-data = replace(module.google.user_data_worker, "@SKYINFRA_NODE@", "${var.name}-asg") })
 
   disk {
-    source_image = terraform_data.image["nodes"].output
+    source_image = module.google.images["nodes"].output
     boot         = true
     auto_delete  = true
     disk_type    = local.of.nodes.disk
     disk_size_gb = local.of.nodes.disk_gb
-    labels       = local.labels
+    labels       = module.google.labels
   }
 
   network_interface {
-    subnetwork = local.subnetwork
+    subnetwork = module.google.subnetwork
     nic_type   = "GVNIC"
   }
 
@@ -73,8 +73,8 @@ resource "google_compute_instance_template" "group" {
 resource "google_compute_region_instance_group_manager" "workers" {
   count = local.grouped ? 1 : 0
 
-  name                             = local.prefix
-  base_instance_name               = "${var.name}-${local.suffix}"
+  name                             = module.google.prefix
+  base_instance_name               = "${var.name}-${module.google.suffix}"
   target_size                      = var.node_count
   distribution_policy_zones        = terraform_data.group_zones[0].output
   distribution_policy_target_shape = var.compact_placement ? "ANY_SINGLE_ZONE" : "ANY"
@@ -111,8 +111,6 @@ resource "google_compute_region_instance_group_manager" "workers" {
   lifecycle {
     replace_triggered_by = [terraform_data.group[0]]
   }
-
-  depends_on = [google_compute_router_nat.this, google_compute_firewall.this]
 }
 
 resource "terraform_data" "group_zones" {
@@ -132,9 +130,9 @@ resource "terraform_data" "group" {
   # The rest is for the nodes that the group makes from then on.
   triggers_replace = [
     coalesce(var.user_data_revision, sha256(var.user_data_worker)),
-    terraform_data.image["nodes"].id,
+    module.google.images["nodes"].id,
     terraform_data.secret.id,
-    google_compute_address.head.address,
+    module.google.address.address,
     var.scheduler_port,
   ]
 }

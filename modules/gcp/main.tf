@@ -1,6 +1,5 @@
 locals {
-  kind          = "gcp"
-  user_data_key = "user-data"
+  names = [for index in range(var.node_count) : "${var.name}-${index}"]
 
   # Spot and fallback lists need a group that goes on trying; everything else is plain machines.
   grouped     = length(var.machine_types) > 1 || coalesce(var.group, var.spot && var.node_count > 1)
@@ -9,7 +8,6 @@ locals {
   machines    = local.grouped ? [local.head] : local.names
   role        = local.grouped ? "head" : "nodes"
   images      = merge({ nodes = var.image }, local.grouped ? { head = coalesce(var.head_image, var.image) } : {})
-  zone        = terraform_data.zone.output
 
   roles = merge(
     {
@@ -45,10 +43,53 @@ locals {
   })
 }
 
+# The fleet secret; ../core says why it is made so.
+resource "terraform_data" "secret" {
+  triggers_replace = sensitive("${uuid()}${uuid()}")
+
+  lifecycle {
+    ignore_changes = [triggers_replace]
+  }
+}
+
+module "google" {
+  source        = "../google"
+  kind          = "gcp"
+  secret        = terraform_data.secret
+  head          = local.head
+  nodes         = local.machines
+  group_nodes   = local.group_nodes
+  zone          = terraform_data.zone.output
+  role          = local.role
+  images        = local.images
+  user_data_key = "user-data"
+  machine       = local.machine
+  pool = {
+    name               = var.name
+    stack              = var.stack
+    node_count         = var.node_count
+    ssh_public_key     = var.ssh_public_key
+    allow_cidrs        = var.allow_cidrs
+    labels             = var.labels
+    user_data_head     = var.user_data_head
+    user_data_worker   = var.user_data_worker
+    user_data_revision = var.user_data_revision
+    runner_file        = var.runner_file
+    versions           = var.versions
+    slots              = var.slots
+    scheduler_port     = var.scheduler_port
+    subnetwork         = var.subnetwork
+    network_tags       = var.network_tags
+    service_account    = var.service_account
+    head_volume_gb     = var.head_volume_gb
+    layout             = var.layout
+  }
+}
+
 resource "google_compute_resource_policy" "this" {
   count = var.compact_placement ? 1 : 0
 
-  name = local.prefix
+  name = module.google.prefix
 
   group_placement_policy {
     collocation = "COLLOCATED"
@@ -60,16 +101,16 @@ resource "google_compute_resource_policy" "this" {
 resource "google_compute_network" "direct" {
   for_each = toset(var.gpudirect ? ["host", "rdma"] : [])
 
-  name                    = "${local.prefix}-${each.key}"
+  name                    = "${module.google.prefix}-${each.key}"
   auto_create_subnetworks = false
   mtu                     = 8896
-  network_profile         = each.key == "rdma" ? "projects/${google_compute_address.head.project}/global/networkProfiles/${local.zone}-vpc-roce" : null
+  network_profile         = each.key == "rdma" ? "projects/${module.google.address.project}/global/networkProfiles/${terraform_data.zone.output}-vpc-roce" : null
 }
 
 resource "google_compute_subnetwork" "direct" {
   count = var.gpudirect ? 9 : 0
 
-  name          = "${local.prefix}-${count.index == 0 ? "host" : "rdma-${count.index - 1}"}"
+  name          = "${module.google.prefix}-${count.index == 0 ? "host" : "rdma-${count.index - 1}"}"
   network       = google_compute_network.direct[count.index == 0 ? "host" : "rdma"].id
   ip_cidr_range = cidrsubnet("10.85.0.0/16", 4, count.index)
 }
@@ -77,10 +118,10 @@ resource "google_compute_subnetwork" "direct" {
 resource "google_compute_firewall" "direct" {
   count = var.gpudirect ? 1 : 0
 
-  name        = "${local.prefix}-host"
+  name        = "${module.google.prefix}-host"
   network     = google_compute_network.direct["host"].id
-  source_tags = local.tags
-  target_tags = local.tags
+  source_tags = module.google.tags
+  target_tags = module.google.tags
 
   allow {
     protocol = "all"

@@ -1,7 +1,7 @@
 output "fleet" {
   description = "The manifest of the fleet, version 1: what a client needs to reach it. Holds the fleet secret."
   sensitive   = true
-  value       = local.fleet
+  value       = module.google.fleet
 }
 
 output "group" {
@@ -11,5 +11,5 @@ output "group" {
 
 output "network" {
   description = "The network and subnetwork of the nodes. Another pool can take the subnetwork."
-  value       = { network = local.network, subnetwork = local.subnetwork }
+  value       = { network = module.google.network, subnetwork = module.google.subnetwork }
 }

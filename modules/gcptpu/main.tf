@@ -1,14 +1,12 @@
 locals {
-  kind        = "gcptpu"
+  names       = [for index in range(var.node_count) : "${var.name}-${index}"]
   head        = "${var.name}-head"
-  zone        = terraform_data.zone.output
   group_nodes = var.node_count * var.hosts
 
-  # What google_machines.tf makes: the head alone.
-  machines      = [local.head]
-  role          = "head"
-  images        = { head = var.head_image }
-  user_data_key = "startup-script"
+  # What modules/google makes: the head alone.
+  machines = [local.head]
+  role     = "head"
+  images   = { head = var.head_image }
   machine = {
     type        = var.head_machine_type
     machine     = var.head_machine_type
@@ -22,6 +20,49 @@ locals {
     policies    = []
     compact     = false
     direct      = []
+  }
+}
+
+# The fleet secret; ../core says why it is made so.
+resource "terraform_data" "secret" {
+  triggers_replace = sensitive("${uuid()}${uuid()}")
+
+  lifecycle {
+    ignore_changes = [triggers_replace]
+  }
+}
+
+module "google" {
+  source        = "../google"
+  kind          = "gcptpu"
+  secret        = terraform_data.secret
+  head          = local.head
+  nodes         = local.machines
+  group_nodes   = local.group_nodes
+  zone          = terraform_data.zone.output
+  role          = local.role
+  images        = local.images
+  user_data_key = "startup-script"
+  machine       = local.machine
+  pool = {
+    name               = var.name
+    stack              = var.stack
+    node_count         = var.node_count
+    ssh_public_key     = var.ssh_public_key
+    allow_cidrs        = var.allow_cidrs
+    labels             = var.labels
+    user_data_head     = var.user_data_head
+    user_data_worker   = var.user_data_worker
+    user_data_revision = var.user_data_revision
+    runner_file        = var.runner_file
+    versions           = var.versions
+    slots              = var.slots
+    scheduler_port     = var.scheduler_port
+    subnetwork         = var.subnetwork
+    network_tags       = var.network_tags
+    service_account    = var.service_account
+    head_volume_gb     = var.head_volume_gb
+    layout             = var.layout
   }
 }
 
@@ -48,7 +89,7 @@ resource "terraform_data" "slices" {
   triggers_replace = [
     coalesce(var.user_data_revision, sha256(var.user_data_worker)),
     terraform_data.secret.id,
-    google_compute_address.head.address,
+    module.google.address.address,
     # It stands in what a node was made from: where the head listens, and where the others look for it.
     var.scheduler_port,
   ]
@@ -58,18 +99,18 @@ resource "google_tpu_v2_vm" "slice" {
   provider = google-beta
   for_each = toset(local.names)
 
-  name             = "${each.key}-${local.suffix}"
-  zone             = local.zone
+  name             = "${each.key}-${module.google.suffix}"
+  zone             = terraform_data.zone.output
   accelerator_type = var.machine_types[0]
   runtime_version  = var.image
-  labels           = merge(local.labels, { skyinfra-node = each.key })
-  tags             = local.tags
+  labels           = merge(module.google.labels, { skyinfra-node = each.key })
+  tags             = module.google.tags
 
-  metadata = merge(local.delivered, { startup-script = replace(local.user_data_worker, "@SKYINFRA_NODE@", each.key) })
+  metadata = merge(module.google.delivered, { startup-script = replace(module.google.user_data_worker, "@SKYINFRA_NODE@", each.key) })
 
   network_config {
-    network             = local.network
-    subnetwork          = local.subnetwork
+    network             = module.google.network
+    subnetwork          = module.google.subnetwork
     enable_external_ips = false
   }
 
@@ -90,6 +131,4 @@ resource "google_tpu_v2_vm" "slice" {
     ignore_changes       = [metadata["startup-script"]]
     replace_triggered_by = [terraform_data.slices]
   }
-
-  depends_on = [google_compute_router_nat.this, google_compute_firewall.this]
 }

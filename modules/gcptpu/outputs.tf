@@ -1,7 +1,7 @@
 output "fleet" {
   description = "The manifest of the fleet, version 1: what a client needs to reach it. Holds the fleet secret."
   sensitive   = true
-  value       = local.fleet
+  value       = module.google.fleet
 }
 
 output "slices" {

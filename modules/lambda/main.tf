@@ -1,40 +1,59 @@
 locals {
-  kind  = "lambda"
-  order = local.names
-  head  = local.names[0]
-  zone  = var.region
-
-  ids = { for node, instance in lambdalabs_instance.node : node => instance.id }
-  machines = {
-    for node, instance in lambdalabs_instance.node : node => {
-      address  = instance.ip
-      inside   = instance.ip
-      outside  = instance.ip
-      user     = "ubuntu"
-      port     = 22
-      host_key = ""
-      key_file = var.key_file
-      via      = null
-    }
-  }
-  # There are no user data, so no host key can be given to a machine: that of the first contact is kept.
-  contact = {
-    for node, id in local.ids : node => {
-      PATIENCE    = "900"
-      KNOWN_HOSTS = var.known_hosts
-      KNOWN_AS    = "skyinfra-lambda-${id}"
-    }
-  }
-
-  # The jobs of the head stand on its own disk.
-  volume = ""
-  limit  = { bytes = null, gzip = false, called = "Lambda" }
+  names = [for index in range(var.node_count) : "${var.name}-${index}"]
 
   # The firewall is that of the account, and lets in port 22 alone unless somebody opens another one.
   open = [
     for rule in data.lambdalabs_firewall.account.rules : rule
     if contains(["tcp", "all"], rule.protocol) && (length(coalesce(rule.port_range, [])) < 2 || try(rule.port_range[0] <= var.scheduler_port && var.scheduler_port <= rule.port_range[1], false))
   ]
+}
+
+# The fleet secret; ../core says why it is made so.
+resource "terraform_data" "secret" {
+  triggers_replace = sensitive("${uuid()}${uuid()}")
+
+  lifecycle {
+    ignore_changes = [triggers_replace]
+  }
+}
+
+module "hosts" {
+  source = "../hosts"
+  kind   = "lambda"
+  secret = terraform_data.secret
+  nodes  = local.names
+  zone   = var.region
+  ids    = { for node, instance in lambdalabs_instance.node : node => instance.id }
+  machines = {
+    for node, instance in lambdalabs_instance.node : node => {
+      address  = instance.ip
+      user     = "ubuntu"
+      port     = 22
+      key_file = var.key_file
+    }
+  }
+  patience = 900
+
+  # There are no user data, so no host key can be given to a machine: that of the first contact is kept.
+  known_hosts = var.known_hosts
+
+  pool = {
+    name               = var.name
+    stack              = var.stack
+    node_count         = var.node_count
+    machine_types      = var.machine_types
+    image              = var.image
+    ssh_public_key     = var.ssh_public_key
+    labels             = var.labels
+    user_data_head     = var.user_data_head
+    user_data_worker   = var.user_data_worker
+    user_data_revision = var.user_data_revision
+    runner_file        = var.runner_file
+    versions           = var.versions
+    slots              = var.slots
+    scheduler_port     = var.scheduler_port
+    wait_seconds       = var.wait_seconds
+  }
 }
 
 data "lambdalabs_firewall" "account" {}
@@ -75,11 +94,6 @@ resource "lambdalabs_instance" "node" {
     precondition {
       condition     = var.image == "lambda-stack"
       error_message = "image: the provider launches Lambda Stack alone; give lambda-stack."
-    }
-
-    precondition {
-      condition     = length(var.allow_cidrs) == 0
-      error_message = "allow_cidrs: the firewall is that of the account, which the provider does not change; leave it empty, and open port ${var.scheduler_port} there."
     }
 
     precondition {

@@ -36,39 +36,6 @@ variable "machine_types" {
   default     = ["local"]
 }
 
-variable "image" {
-  description = "Machine image. A local node runs on this machine as it is, so only the empty string is allowed."
-  type        = string
-  default     = ""
-
-  validation {
-    condition     = var.image == ""
-    error_message = "image: a local node runs on this machine as it is; leave it empty."
-  }
-}
-
-variable "disk_gb" {
-  description = "Disk of a node in GB. A local node uses this machine's disk; 0, the default, says so."
-  type        = number
-  default     = 0
-
-  validation {
-    condition     = var.disk_gb == 0
-    error_message = "disk_gb: a local node uses this machine's disk; leave it 0."
-  }
-}
-
-variable "spot" {
-  description = "Whether to buy interruptible capacity. A local node is not bought, so only false is allowed."
-  type        = bool
-  default     = false
-
-  validation {
-    condition     = !var.spot
-    error_message = "spot: a local node is not bought; leave it false."
-  }
-}
-
 variable "user_data_head" {
   description = "Node configuration of the head, as JSON. @SKYINFRA_NODE@ becomes the node's name."
   type        = string
@@ -80,28 +47,6 @@ variable "user_data_worker" {
   default     = ""
 }
 
-variable "ssh_public_key" {
-  description = "Key to log in with. There is nothing to log in to on a local node, so only the empty string is allowed."
-  type        = string
-  default     = ""
-
-  validation {
-    condition     = var.ssh_public_key == ""
-    error_message = "ssh_public_key: there is nothing to log in to on a local node; leave it empty."
-  }
-}
-
-variable "allow_cidrs" {
-  description = "Networks that may reach the head. A local head listens on the loopback interface, so only the empty list is allowed."
-  type        = list(string)
-  default     = []
-
-  validation {
-    condition     = length(var.allow_cidrs) == 0
-    error_message = "allow_cidrs: a local head listens on the loopback interface; leave it empty."
-  }
-}
-
 variable "labels" {
   description = "Labels, recorded on every node."
   type        = map(string)
@@ -110,14 +55,8 @@ variable "labels" {
 
 variable "slots" {
   description = "The slots of each node, for the manifest: index, kind (partition, gpu, chip, cores, host, cpu), accelerator, profile, gpu."
-  type = list(object({
-    index       = number
-    kind        = string
-    accelerator = optional(string)
-    profile     = optional(string)
-    gpu         = optional(number)
-  }))
-  default = []
+  type        = list(object({ index = number, kind = string, accelerator = optional(string), profile = optional(string), gpu = optional(number) }))
+  default     = []
 }
 
 variable "simulate" {

@@ -1,10 +1,6 @@
 locals {
-  kind  = "nebius"
-  order = local.names
-  head  = local.names[0]
-  zone  = var.region
+  names = [for index in range(var.node_count) : "${var.name}-${index}"]
 
-  ids = { for node, instance in nebius_compute_v1_instance.node : node => instance.id }
   # Addresses come with the length of their prefix.
   addresses = {
     for node, instance in nebius_compute_v1_instance.node : node => {
@@ -12,35 +8,71 @@ locals {
       public  = split("/", instance.status.network_interfaces[0].public_ip_address.address)[0]
     }
   }
+
+  own = "skyinfra-${var.stack}-${var.name}"
+}
+
+# The fleet secret; ../core says why it is made so.
+resource "terraform_data" "secret" {
+  triggers_replace = sensitive("${uuid()}${uuid()}")
+
+  lifecycle {
+    ignore_changes = [triggers_replace]
+  }
+}
+
+# The host key of each machine.
+resource "tls_private_key" "host" {
+  for_each  = toset(local.names)
+  algorithm = "ED25519"
+}
+
+module "hosts" {
+  source = "../hosts"
+  kind   = "nebius"
+  secret = terraform_data.secret
+  nodes  = local.names
+  zone   = var.region
+  ids    = { for node, instance in nebius_compute_v1_instance.node : node => instance.id }
   machines = {
     for node, address in local.addresses : node => {
       address  = address.public
       inside   = address.private
-      outside  = address.public
       user     = "ubuntu"
       port     = 22
-      host_key = local.host_keys[node]
       key_file = var.key_file
-      via      = null
     }
   }
-  contact = { for node in local.names : node => { PATIENCE = "900" } }
-
+  patience  = 900
+  host_keys = tls_private_key.host
   # The images have no user that one could log in as.
-  cloud_config = {
+  cloud_config = jsonencode({
     users = [{
       name                = "ubuntu"
       shell               = "/bin/bash"
       sudo                = "ALL=(ALL) NOPASSWD:ALL"
       ssh_authorized_keys = [trimspace(var.ssh_public_key)]
     }]
+  })
+
+  pool = {
+    name               = var.name
+    stack              = var.stack
+    node_count         = var.node_count
+    machine_types      = var.machine_types
+    image              = var.image
+    ssh_public_key     = var.ssh_public_key
+    allow_cidrs        = var.allow_cidrs
+    labels             = var.labels
+    user_data_head     = var.user_data_head
+    user_data_worker   = var.user_data_worker
+    user_data_revision = var.user_data_revision
+    runner_file        = var.runner_file
+    versions           = var.versions
+    slots              = var.slots
+    scheduler_port     = var.scheduler_port
+    wait_seconds       = var.wait_seconds
   }
-
-  # The jobs of the head stand on its own disk.
-  volume = ""
-  limit  = { bytes = null, gzip = false, called = "Nebius" }
-
-  own = "skyinfra-${var.stack}-${var.name}"
 }
 
 data "nebius_vpc_v1_subnet" "pool" {
@@ -84,13 +116,6 @@ resource "nebius_vpc_v1_security_rule" "to_outside" {
 # What the provider would change in place, or try to: a machine that is stopped for it, or refused.
 resource "terraform_data" "machine" {
   input = [var.project_id, var.subnet_id, var.region, var.machine_types[0], var.image, var.disk_gb, var.spot]
-
-  lifecycle {
-    precondition {
-      condition     = length(var.allow_cidrs) > 0
-      error_message = "allow_cidrs: the nodes are set up over SSH, so the network of the machine that applies must be among them."
-    }
-  }
 }
 
 resource "nebius_compute_v1_instance" "node" {
@@ -130,7 +155,7 @@ resource "nebius_compute_v1_instance" "node" {
   # One that is taken back is stopped, and not started again by Nebius.
   preemptible          = var.spot ? { on_preemption = "STOP" } : null
   recovery_policy      = var.spot ? "FAIL" : "RECOVER"
-  cloud_init_user_data = local.host_key_data[each.key]
+  cloud_init_user_data = module.hosts.cloud_config[each.key]
 
   lifecycle {
     # A key and labels that are changed are for machines that are made later.

@@ -1,36 +1,67 @@
 locals {
-  kind  = "oci"
-  order = local.names
-  head  = local.names[0]
-  zone  = var.availability_domain
+  names = [for index in range(var.node_count) : "${var.name}-${index}"]
 
-  ids = { for node, instance in oci_core_instance.node : node => instance.id }
+  own   = "skyinfra-${var.stack}-${var.name}"
+  shape = split("/", var.machine_types[0])
+}
+
+# The fleet secret; ../core says why it is made so.
+resource "terraform_data" "secret" {
+  triggers_replace = sensitive("${uuid()}${uuid()}")
+
+  lifecycle {
+    ignore_changes = [triggers_replace]
+  }
+}
+
+# The host key of each machine.
+resource "tls_private_key" "host" {
+  for_each  = toset(local.names)
+  algorithm = "ED25519"
+}
+
+module "hosts" {
+  source = "../hosts"
+  kind   = "oci"
+  secret = terraform_data.secret
+  nodes  = local.names
+  zone   = var.availability_domain
+  ids    = { for node, instance in oci_core_instance.node : node => instance.id }
   machines = {
     for node, instance in oci_core_instance.node : node => {
       address  = instance.public_ip
       inside   = instance.private_ip
-      outside  = instance.public_ip
       user     = var.ssh_user
       port     = 22
-      host_key = local.host_keys[node]
       key_file = var.key_file
-      via      = null
     }
   }
   # A bare machine takes its time to boot.
-  contact = { for node in local.names : node => { PATIENCE = "1800" } }
-
+  patience  = 1800
+  host_keys = tls_private_key.host
   # The images close all ports but 22 in the machine itself. Here the network does that.
-  cloud_config = {
+  cloud_config = jsonencode({
     runcmd = [["sh", "-c", "systemctl disable --now firewalld; iptables -P INPUT ACCEPT; iptables -F INPUT; iptables -F FORWARD; netfilter-persistent save; true"]]
+  })
+
+  pool = {
+    name               = var.name
+    stack              = var.stack
+    node_count         = var.node_count
+    machine_types      = var.machine_types
+    image              = var.image
+    ssh_public_key     = var.ssh_public_key
+    allow_cidrs        = var.allow_cidrs
+    labels             = var.labels
+    user_data_head     = var.user_data_head
+    user_data_worker   = var.user_data_worker
+    user_data_revision = var.user_data_revision
+    runner_file        = var.runner_file
+    versions           = var.versions
+    slots              = var.slots
+    scheduler_port     = var.scheduler_port
+    wait_seconds       = var.wait_seconds
   }
-
-  # The jobs of the head stand on its own disk.
-  volume = ""
-  limit  = { bytes = null, gzip = false, called = "Oracle Cloud" }
-
-  own   = "skyinfra-${var.stack}-${var.name}"
-  shape = split("/", var.machine_types[0])
 }
 
 resource "oci_core_vcn" "pool" {
@@ -113,13 +144,6 @@ resource "oci_core_network_security_group_security_rule" "to_outside" {
 # What would be changed in place, for which a machine is restarted.
 resource "terraform_data" "machine" {
   input = [var.machine_types[0], var.image, var.disk_gb, var.spot]
-
-  lifecycle {
-    precondition {
-      condition     = length(var.allow_cidrs) > 0
-      error_message = "allow_cidrs: the nodes are set up over SSH, so the network of the machine that applies must be among them."
-    }
-  }
 }
 
 resource "oci_core_instance" "node" {
@@ -132,7 +156,7 @@ resource "oci_core_instance" "node" {
   freeform_tags       = var.labels
   metadata = {
     ssh_authorized_keys = trimspace(var.ssh_public_key)
-    user_data           = base64encode(local.host_key_data[each.key])
+    user_data           = base64encode(module.hosts.cloud_config[each.key])
   }
   preserve_boot_volume = false
 

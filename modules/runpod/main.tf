@@ -1,11 +1,13 @@
 locals {
+  names = [for index in range(var.node_count) : "${var.name}-${index}"]
+  head  = local.names[0]
+
   # "2x NVIDIA GeForce RTX 4090 (secure)", or "cpu3c-8-16": FLAVOR-VCPUS-GIB.
   machine = regex("^(?:(?:(?P<count>[0-9]+)x )?(?P<gpu>[A-Z].*) \\((?P<cloud>secure|community)\\)|(?P<cpu>cpu[0-9][a-z])-(?P<vcpus>[0-9]+)-[0-9]+)$", var.machine_types[0])
 
   # A pod begins with this command, whatever its image.
-  args    = "sh -c '${local.unpack} && unset SKYINFRA_START RUNPOD_API_KEY && exec sh /opt/skyinfra/start'"
-  made    = [terraform_data.secret.id, var.image, var.machine_types[0], var.disk_gb, var.scheduler_port, var.registry, var.min_cuda, var.data_centers]
-  head_id = runpod_pod.head.id
+  args = "sh -c '${module.market.unpack} && unset SKYINFRA_START RUNPOD_API_KEY && exec sh /opt/skyinfra/start'"
+  made = [terraform_data.secret.id, var.image, var.machine_types[0], var.disk_gb, var.scheduler_port, var.registry, var.min_cuda, var.data_centers]
 
   pod = {
     gpu   = local.machine.gpu
@@ -16,11 +18,53 @@ locals {
   }
 }
 
+# The fleet secret; ../core says why it is made so.
+resource "terraform_data" "secret" {
+  triggers_replace = sensitive("${uuid()}${uuid()}")
+
+  lifecycle {
+    ignore_changes = [triggers_replace]
+  }
+}
+
+module "market" {
+  source     = "../market"
+  kind       = "runpod"
+  secret     = terraform_data.secret
+  answers    = path.module
+  head_id    = runpod_pod.head.id
+  containers = { for name, each in merge({ (local.head) = runpod_pod.head }, runpod_pod.worker) : name => { id = each.id, zone = each.data_center_id } }
+  pool = {
+    name             = var.name
+    stack            = var.stack
+    node_count       = var.node_count
+    machine_types    = var.machine_types
+    user_data_head   = var.user_data_head
+    user_data_worker = var.user_data_worker
+    versions         = var.versions
+    slots            = var.slots
+    scheduler_port   = var.scheduler_port
+    wait_seconds     = var.wait_seconds
+  }
+}
+
+# What a container is made from. Another one is another container.
+resource "terraform_data" "head" {
+  triggers_replace = [local.made, coalesce(var.user_data_revision, sha256(var.user_data_head))]
+}
+
+resource "terraform_data" "worker" {
+  for_each = toset(slice(local.names, 1, length(local.names)))
+
+  # They know the head by the address that it has when they are made.
+  triggers_replace = [local.made, coalesce(var.user_data_revision, sha256(var.user_data_worker)), module.market.address_id]
+}
+
 resource "runpod_pod" "head" {
   name             = "${var.stack}-${local.head}"
   image            = var.image
   args             = local.args
-  env              = { SKYINFRA_START = local.start_head }
+  env              = { SKYINFRA_START = module.market.start_head }
   gpu_type_id      = local.pod.gpu
   gpu_count        = local.pod.count
   cpu_type_id      = local.machine.cpu
@@ -45,7 +89,7 @@ resource "runpod_pod" "worker" {
   name             = "${var.stack}-${each.key}"
   image            = var.image
   args             = local.args
-  env              = { SKYINFRA_START = local.start_worker[each.key] }
+  env              = { SKYINFRA_START = module.market.start_worker[each.key] }
   gpu_type_id      = local.pod.gpu
   gpu_count        = local.pod.count
   cpu_type_id      = local.machine.cpu
@@ -61,4 +105,3 @@ resource "runpod_pod" "worker" {
     replace_triggered_by = [terraform_data.worker[each.key].id]
   }
 }
-

@@ -1,4 +1,81 @@
-# The core inputs whose values are this provider's; the others stand in core.tf.
+# The inputs of every provider come first; ../core and ../market check them.
+
+variable "name" {
+  description = "Name of the pool. Nodes are named NAME-0, NAME-1, ...; NAME-0 is the head."
+  type        = string
+  nullable    = false
+}
+
+variable "stack" {
+  description = "Name of the stack the pool belongs to; recorded in the manifest and on what the module makes."
+  type        = string
+  default     = "default"
+  nullable    = false
+}
+
+variable "node_count" {
+  description = "Number of nodes that carry slots. The head is one of them."
+  type        = number
+  default     = 1
+  nullable    = false
+}
+
+variable "user_data_head" {
+  description = "User data of the head, not compressed. @SKYINFRA_NODE@ becomes the node's name, @SKYINFRA_HEAD@ the scheduler's HOST:PORT, @SKYINFRA_BUCKET@ the address at which `secret` and `versions.json` stand, @SKYINFRA_RUNNER@ that of the runner. @SKYINFRA_SECRET@ becomes the fleet secret itself, which then is read by whoever may read the user data."
+  type        = string
+  nullable    = false
+}
+
+variable "user_data_worker" {
+  description = "User data of the other nodes, with the same placeholders."
+  type        = string
+  default     = ""
+  nullable    = false
+}
+
+variable "user_data_revision" {
+  description = "What changes when nodes must be replaced for their user data. Null does so for every change of it; a revision computed from what is declared, without the layout, lets a layout change in place."
+  type        = string
+  default     = null
+}
+
+variable "slots" {
+  description = "The slots of each node, for the manifest. kind: partition, gpu, chip, cores, host, cpu."
+  type        = list(object({ index = number, kind = string, accelerator = optional(string), profile = optional(string), gpu = optional(number) }))
+  default     = []
+  nullable    = false
+}
+
+variable "versions" {
+  description = "The versions that the nodes install, for `versions.json`: of Python where none is declared, and of packages that client and workers share. The first ones are kept: others change nothing. Null where the user data need none."
+  type        = object({ python = string, requirements = list(string) })
+  default     = null
+}
+
+variable "scheduler_port" {
+  description = "The port of the head that the scheduler listens on, as user_data_head says. Another one replaces all nodes: it stands in what they were made from."
+  type        = number
+  default     = 8786
+  nullable    = false
+}
+
+variable "min_cuda" {
+  description = "The oldest CUDA that the driver of the host has to serve, such as 12.8."
+  type        = string
+  default     = null
+
+  validation {
+    condition     = var.min_cuda == null || can(regex("^[0-9]+\\.[0-9]+$", var.min_cuda))
+    error_message = "min_cuda: such as 12.8."
+  }
+}
+
+variable "wait_seconds" {
+  description = "How long a container may take to start, in seconds, and the head until its port is mapped."
+  type        = number
+  default     = 1200
+  nullable    = false
+}
 
 variable "machine_types" {
   description = "Machine types in order of preference, of which the first is taken: a GPU of RunPod's list with its number and cloud, such as 2x NVIDIA GeForce RTX 4090 (secure), or FLAVOR-VCPUS-GIB without GPUs, such as cpu3c-8-16."
@@ -32,18 +109,6 @@ variable "disk_gb" {
   validation {
     condition     = var.disk_gb >= 0 && floor(var.disk_gb) == var.disk_gb
     error_message = "disk_gb: a whole number, 0 for 20."
-  }
-}
-
-variable "spot" {
-  description = "Whether to buy interruptible capacity. RunPod's API 2 has none, so only false is allowed."
-  type        = bool
-  default     = false
-  nullable    = false
-
-  validation {
-    condition     = !var.spot
-    error_message = "spot: RunPod's API 2 has no interruptible pods; leave it false."
   }
 }
 

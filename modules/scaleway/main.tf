@@ -1,31 +1,59 @@
 locals {
-  kind  = "scaleway"
-  order = local.names
-  head  = local.names[0]
-  zone  = var.region
+  names = [for index in range(var.node_count) : "${var.name}-${index}"]
 
-  ids = { for node, server in scaleway_instance_server.node : node => server.id }
+  own = "skyinfra-${var.stack}-${var.name}"
+}
+
+# The fleet secret; ../core says why it is made so.
+resource "terraform_data" "secret" {
+  triggers_replace = sensitive("${uuid()}${uuid()}")
+
+  lifecycle {
+    ignore_changes = [triggers_replace]
+  }
+}
+
+# The host key of each machine.
+resource "tls_private_key" "host" {
+  for_each  = toset(local.names)
+  algorithm = "ED25519"
+}
+
+module "hosts" {
+  source = "../hosts"
+  kind   = "scaleway"
+  secret = terraform_data.secret
+  nodes  = local.names
+  zone   = var.region
+  ids    = { for node, server in scaleway_instance_server.node : node => server.id }
   machines = {
     for node, ip in scaleway_instance_ip.node : node => {
       address  = ip.address
-      inside   = ip.address
-      outside  = ip.address
       user     = "root"
       port     = 22
-      host_key = local.host_keys[node]
       key_file = var.key_file
-      via      = null
     }
   }
-  contact = { for node in local.names : node => { PATIENCE = "900" } }
-
-  cloud_config = {}
-
-  # The jobs of the head stand on its own disk.
-  volume = ""
-  limit  = { bytes = null, gzip = false, called = "Scaleway" }
-
-  own = "skyinfra-${var.stack}-${var.name}"
+  patience  = 900
+  host_keys = tls_private_key.host
+  pool = {
+    name               = var.name
+    stack              = var.stack
+    node_count         = var.node_count
+    machine_types      = var.machine_types
+    image              = var.image
+    ssh_public_key     = var.ssh_public_key
+    allow_cidrs        = var.allow_cidrs
+    labels             = var.labels
+    user_data_head     = var.user_data_head
+    user_data_worker   = var.user_data_worker
+    user_data_revision = var.user_data_revision
+    runner_file        = var.runner_file
+    versions           = var.versions
+    slots              = var.slots
+    scheduler_port     = var.scheduler_port
+    wait_seconds       = var.wait_seconds
+  }
 }
 
 # Every machine of the project lets it in.
@@ -63,13 +91,6 @@ resource "scaleway_instance_security_group" "pool" {
       ip_range = "${scaleway_instance_ip.node[inbound_rule.value].address}/32"
     }
   }
-
-  lifecycle {
-    precondition {
-      condition     = length(var.allow_cidrs) > 0
-      error_message = "allow_cidrs: the nodes are set up over SSH, so the network of the machine that applies must be among them."
-    }
-  }
 }
 
 # What would be changed in place, for which a machine is stopped.
@@ -88,7 +109,7 @@ resource "scaleway_instance_server" "node" {
   image                  = var.image
   ip_id                  = scaleway_instance_ip.node[each.key].id
   security_group_id      = scaleway_instance_security_group.pool.id
-  user_data              = { cloud-init = local.host_key_data[each.key] }
+  user_data              = { cloud-init = module.hosts.cloud_config[each.key] }
   tags                   = concat([local.own], [for key, value in var.labels : "${key}=${value}"])
 
   root_volume {

@@ -1,70 +1,83 @@
-# The core inputs whose values are this provider's; the others stand in core.tf.
+# The inputs of every provider come first; ../core and ../hosts check them.
+
+variable "name" {
+  description = "Name of the pool. Nodes are named NAME-0, NAME-1, ...; NAME-0 is the head."
+  type        = string
+  nullable    = false
+}
+
+variable "stack" {
+  description = "Name of the stack the pool belongs to; recorded in the manifest and on what the module makes."
+  type        = string
+  default     = "default"
+  nullable    = false
+}
+
+variable "node_count" {
+  description = "Number of nodes that carry slots. The head is one of them."
+  type        = number
+  default     = 1
+  nullable    = false
+}
+
+variable "user_data_head" {
+  description = "User data of the head, not compressed. @SKYINFRA_NODE@ becomes the node's name, @SKYINFRA_HEAD@ the scheduler's HOST:PORT, @SKYINFRA_BUCKET@ the address at which `secret` and `versions.json` stand, @SKYINFRA_RUNNER@ that of the runner. @SKYINFRA_SECRET@ becomes the fleet secret itself, which then is read by whoever may read the user data."
+  type        = string
+  nullable    = false
+}
+
+variable "user_data_worker" {
+  description = "User data of the other nodes, with the same placeholders."
+  type        = string
+  default     = ""
+  nullable    = false
+}
+
+variable "user_data_revision" {
+  description = "What changes when nodes must be set up again for their user data. Null does so for every change of it; a revision computed from what is declared, without the layout, lets a layout change in place."
+  type        = string
+  default     = null
+}
+
+variable "slots" {
+  description = "The slots of each node, for the manifest. kind: partition, gpu, chip, cores, host, cpu."
+  type        = list(object({ index = number, kind = string, accelerator = optional(string), profile = optional(string), gpu = optional(number) }))
+  default     = []
+  nullable    = false
+}
+
+variable "runner_file" {
+  description = "A file that the nodes install at their first boot: the runner as a wheel. The first one is kept: another changes nothing. Empty where the user data need none."
+  type        = string
+  default     = ""
+  nullable    = false
+}
+
+variable "versions" {
+  description = "The versions that the nodes install, for `versions.json`: of Python where none is declared, and of packages that client and workers share. The first ones are kept: others change nothing. Null where the user data need none."
+  type        = object({ python = string, requirements = list(string) })
+  default     = null
+}
+
+variable "scheduler_port" {
+  description = "The port of the head that the scheduler listens on, as user_data_head says. Another one sets up all nodes: it stands in what they were made from."
+  type        = number
+  default     = 8786
+  nullable    = false
+}
+
+variable "wait_seconds" {
+  description = "How long a node may take, in seconds, until every slot is ready."
+  type        = number
+  default     = 1800
+  nullable    = false
+}
 
 variable "machine_types" {
   description = "Machine types in order of preference. A machine that stands already has none; the first one is recorded in the manifest."
   type        = list(string)
   default     = ["ssh"]
   nullable    = false
-}
-
-variable "image" {
-  description = "Machine image. A machine that stands already has its own, so only the empty string is allowed."
-  type        = string
-  default     = ""
-  nullable    = false
-
-  validation {
-    condition     = var.image == ""
-    error_message = "image: a machine that stands already has its own; leave it empty."
-  }
-}
-
-variable "disk_gb" {
-  description = "Disk of a node in GB. A machine that stands already has its own; 0, the default, says so."
-  type        = number
-  default     = 0
-  nullable    = false
-
-  validation {
-    condition     = var.disk_gb == 0
-    error_message = "disk_gb: a machine that stands already has its own disk; leave it 0."
-  }
-}
-
-variable "spot" {
-  description = "Whether to buy interruptible capacity. A machine that stands already is not bought, so only false is allowed."
-  type        = bool
-  default     = false
-  nullable    = false
-
-  validation {
-    condition     = !var.spot
-    error_message = "spot: a machine that stands already is not bought; leave it false."
-  }
-}
-
-variable "ssh_public_key" {
-  description = "Key to log in with. Whoever sets up a machine that stands already logs in already, so only the empty string is allowed."
-  type        = string
-  default     = ""
-  nullable    = false
-
-  validation {
-    condition     = var.ssh_public_key == ""
-    error_message = "ssh_public_key: a machine that stands already has the keys it has; leave it empty."
-  }
-}
-
-variable "allow_cidrs" {
-  description = "Networks that may reach the head. The network of a machine that stands already is not the module's, so only the empty list is allowed."
-  type        = list(string)
-  default     = []
-  nullable    = false
-
-  validation {
-    condition     = length(var.allow_cidrs) == 0
-    error_message = "allow_cidrs: the firewall of a machine that stands already is yours; leave it empty, and open scheduler_port of the head."
-  }
 }
 
 variable "labels" {

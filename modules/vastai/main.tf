@@ -1,4 +1,7 @@
 locals {
+  names = [for index in range(var.node_count) : "${var.name}-${index}"]
+  head  = local.names[0]
+
   # "2x-RTX_4090", with what a list has written after it.
   machine = regex("^(?P<count>[0-9]+)x-(?P<gpu>[A-Za-z0-9_-]+?)(?:-[0-9]+-[0-9]+)?$", var.machine_types[0])
   disk    = var.disk_gb == 0 ? 20 : var.disk_gb
@@ -16,10 +19,51 @@ locals {
   offers = values(local.offered)
 
   # What Vast.ai's own entry runs at every start.
-  onstart = "${local.unpack} && unset SKYINFRA_START CONTAINER_API_KEY && (while :; do sh /opt/skyinfra/start; sleep 5; done) >/var/log/skyinfra-start.log 2>&1 &"
+  onstart = "${module.market.unpack} && unset SKYINFRA_START CONTAINER_API_KEY && (while :; do sh /opt/skyinfra/start; sleep 5; done) >/var/log/skyinfra-start.log 2>&1 &"
 
-  made    = [terraform_data.secret.id, var.image, var.machine_types[0], local.disk, var.spot, var.scheduler_port]
-  head_id = vastai_instance.head.id
+  made = [terraform_data.secret.id, var.image, var.machine_types[0], local.disk, var.spot, var.scheduler_port]
+}
+
+# The fleet secret; ../core says why it is made so.
+resource "terraform_data" "secret" {
+  triggers_replace = sensitive("${uuid()}${uuid()}")
+
+  lifecycle {
+    ignore_changes = [triggers_replace]
+  }
+}
+
+module "market" {
+  source     = "../market"
+  kind       = "vastai"
+  secret     = terraform_data.secret
+  answers    = path.module
+  head_id    = vastai_instance.head.id
+  containers = { for name, each in merge({ (local.head) = vastai_instance.head }, vastai_instance.worker) : name => { id = each.id, zone = each.geolocation } }
+  pool = {
+    name             = var.name
+    stack            = var.stack
+    node_count       = var.node_count
+    machine_types    = var.machine_types
+    user_data_head   = var.user_data_head
+    user_data_worker = var.user_data_worker
+    versions         = var.versions
+    slots            = var.slots
+    scheduler_port   = var.scheduler_port
+    wait_seconds     = var.wait_seconds
+  }
+}
+
+# What a container is made from. Another one is another container.
+resource "terraform_data" "head" {
+  triggers_replace = [local.made, coalesce(var.user_data_revision, sha256(var.user_data_head))]
+}
+
+resource "terraform_data" "worker" {
+  for_each = toset(slice(local.names, 1, length(local.names)))
+
+  # They know the head by the address that it has when they are made.
+  triggers_replace = [local.made, coalesce(var.user_data_revision, sha256(var.user_data_worker)), module.market.address_id]
 }
 
 # The provider sorts by price with the dearest first, so all are asked for. It asks for verified machines alone.
@@ -52,7 +96,7 @@ resource "vastai_instance" "head" {
   onstart         = local.onstart
   env = {
     "-p ${var.scheduler_port}:${var.scheduler_port}" = "1"
-    SKYINFRA_START                                   = local.start_head
+    SKYINFRA_START                                   = module.market.start_head
   }
 
   timeouts {
@@ -84,7 +128,7 @@ resource "vastai_instance" "worker" {
   image_login     = ""
   ssh_key_ids     = []
   onstart         = local.onstart
-  env             = { SKYINFRA_START = local.start_worker[each.key] }
+  env             = { SKYINFRA_START = module.market.start_worker[each.key] }
 
   timeouts {
     create = "${var.wait_seconds}s"
@@ -95,4 +139,3 @@ resource "vastai_instance" "worker" {
     replace_triggered_by = [terraform_data.worker[each.key].id]
   }
 }
-

@@ -1,31 +1,58 @@
 locals {
-  kind  = "verda"
-  order = local.names
-  head  = local.names[0]
-  zone  = var.region
+  names = [for index in range(var.node_count) : "${var.name}-${index}"]
 
-  ids = { for node, instance in verda_instance.node : node => instance.id }
+  disk_gb = var.disk_gb == 0 ? 100 : var.disk_gb
+}
+
+# The fleet secret; ../core says why it is made so.
+resource "terraform_data" "secret" {
+  triggers_replace = sensitive("${uuid()}${uuid()}")
+
+  lifecycle {
+    ignore_changes = [triggers_replace]
+  }
+}
+
+# The host key of each machine.
+resource "tls_private_key" "host" {
+  for_each  = toset(local.names)
+  algorithm = "ED25519"
+}
+
+module "hosts" {
+  source = "../hosts"
+  kind   = "verda"
+  secret = terraform_data.secret
+  nodes  = local.names
+  zone   = var.region
+  ids    = { for node, instance in verda_instance.node : node => instance.id }
   machines = {
     for node, instance in verda_instance.node : node => {
       address  = instance.ip
-      inside   = instance.ip
-      outside  = instance.ip
       user     = "root"
       port     = 22
-      host_key = local.host_keys[node]
       key_file = var.key_file
-      via      = null
     }
   }
-  contact = { for node in local.names : node => { PATIENCE = "900" } }
-
-  cloud_config = {}
-
-  # The jobs of the head stand on its own disk.
-  volume = ""
-  limit  = { bytes = null, gzip = false, called = "Verda" }
-
-  disk_gb = var.disk_gb == 0 ? 100 : var.disk_gb
+  patience  = 900
+  host_keys = tls_private_key.host
+  pool = {
+    name               = var.name
+    stack              = var.stack
+    node_count         = var.node_count
+    machine_types      = var.machine_types
+    image              = var.image
+    ssh_public_key     = var.ssh_public_key
+    labels             = var.labels
+    user_data_head     = var.user_data_head
+    user_data_worker   = var.user_data_worker
+    user_data_revision = var.user_data_revision
+    runner_file        = var.runner_file
+    versions           = var.versions
+    slots              = var.slots
+    scheduler_port     = var.scheduler_port
+    wait_seconds       = var.wait_seconds
+  }
 }
 
 resource "verda_ssh_key" "login" {
@@ -38,18 +65,7 @@ resource "verda_startup_script" "host_key" {
   for_each = toset(local.names)
 
   name   = "skyinfra-${var.stack}-${each.key}"
-  script = <<-EOT
-    #!/bin/sh
-    set -eu
-    umask 077
-    cat >/etc/ssh/skyinfra_host_key <<'KEY'
-    ${indent(4, trimspace(tls_private_key.host[each.key].private_key_openssh))}
-    KEY
-    rm -f /etc/ssh/ssh_host_*
-    mv /etc/ssh/skyinfra_host_key /etc/ssh/ssh_host_ed25519_key
-    echo '${local.host_keys[each.key]}' >/etc/ssh/ssh_host_ed25519_key.pub
-    systemctl restart ssh 2>/dev/null || systemctl restart sshd
-  EOT
+  script = module.hosts.key_script[each.key]
 
   # The provider changes none in place.
   lifecycle {

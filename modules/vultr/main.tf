@@ -1,32 +1,63 @@
 locals {
-  kind  = "vultr"
-  order = local.names
-  head  = local.names[0]
-  zone  = var.region
+  names = [for index in range(var.node_count) : "${var.name}-${index}"]
 
-  ids = { for node, instance in vultr_instance.node : node => instance.id }
+  own = "skyinfra-${var.stack}-${var.name}"
+}
+
+# The fleet secret; ../core says why it is made so.
+resource "terraform_data" "secret" {
+  triggers_replace = sensitive("${uuid()}${uuid()}")
+
+  lifecycle {
+    ignore_changes = [triggers_replace]
+  }
+}
+
+# The host key of each machine.
+resource "tls_private_key" "host" {
+  for_each  = toset(local.names)
+  algorithm = "ED25519"
+}
+
+module "hosts" {
+  source = "../hosts"
+  kind   = "vultr"
+  secret = terraform_data.secret
+  nodes  = local.names
+  zone   = var.region
+  ids    = { for node, instance in vultr_instance.node : node => instance.id }
   machines = {
     for node, instance in vultr_instance.node : node => {
       address  = instance.main_ip
       inside   = instance.internal_ip
-      outside  = instance.main_ip
       user     = "root"
       port     = 22
-      host_key = local.host_keys[node]
       key_file = var.key_file
-      via      = null
     }
   }
-  contact = { for node in local.names : node => { PATIENCE = "900" } }
-
+  patience  = 900
+  host_keys = tls_private_key.host
   # The images close all ports but 22 in the machine itself. Here the firewall group does that.
-  cloud_config = { runcmd = [["sh", "-c", "ufw disable || true"]] }
+  cloud_config = jsonencode({ runcmd = [["sh", "-c", "ufw disable || true"]] })
 
-  # The jobs of the head stand on its own disk.
-  volume = ""
-  limit  = { bytes = null, gzip = false, called = "Vultr" }
-
-  own = "skyinfra-${var.stack}-${var.name}"
+  pool = {
+    name               = var.name
+    stack              = var.stack
+    node_count         = var.node_count
+    machine_types      = var.machine_types
+    image              = var.image
+    ssh_public_key     = var.ssh_public_key
+    allow_cidrs        = var.allow_cidrs
+    labels             = var.labels
+    user_data_head     = var.user_data_head
+    user_data_worker   = var.user_data_worker
+    user_data_revision = var.user_data_revision
+    runner_file        = var.runner_file
+    versions           = var.versions
+    slots              = var.slots
+    scheduler_port     = var.scheduler_port
+    wait_seconds       = var.wait_seconds
+  }
 }
 
 resource "vultr_ssh_key" "login" {
@@ -42,13 +73,6 @@ resource "vultr_vpc" "pool" {
 # It holds for the public addresses; the nodes reach each other in the VPC.
 resource "vultr_firewall_group" "pool" {
   description = local.own
-
-  lifecycle {
-    precondition {
-      condition     = length(var.allow_cidrs) > 0
-      error_message = "allow_cidrs: the nodes are set up over SSH, so the network of the machine that applies must be among them."
-    }
-  }
 }
 
 resource "vultr_firewall_rule" "from_outside" {
@@ -78,7 +102,7 @@ resource "vultr_instance" "node" {
   ssh_key_ids       = [vultr_ssh_key.login.id]
   vpc_ids           = [vultr_vpc.pool.id]
   firewall_group_id = vultr_firewall_group.pool.id
-  user_data         = local.host_key_data[each.key]
+  user_data         = module.hosts.cloud_config[each.key]
   activation_email  = false
   tags              = concat([local.own], [for key, value in var.labels : "${key}:${value}"])
 

@@ -89,7 +89,7 @@ def declared(stack: str, inputs: Mapping[str, Any], described: Mapping[str, Any]
         runner=own,
         vcpus=described.get("vcpus"),
         memory_gb=described.get("memory_gb"),
-        disk_gb=inputs["disk_gb"] or None,
+        disk_gb=inputs.get("disk_gb") or None,
     )
 
 

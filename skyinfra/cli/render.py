@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from skyinfra.bootstrap import FORMS, Form, clusters, converted, runner_wheel, steps
+from skyinfra.bootstrap import FORMS, Form, bundled, clusters, converted, runner_wheel, steps
 from skyinfra.bootstrap import sizes as sizes_of
 from skyinfra.cli.options import Json, Wide
 from skyinfra.errors import InvalidField, NotSupported, ProjectError, at, written
@@ -138,7 +138,10 @@ def _module(stack: SynthesizedStack, pool: str, out: Path | None, form: Form | N
         key: value.removeprefix(_UP) if isinstance(value, str) else value
         for key, value in _inputs(stack, pool, form).items()
     }
-    files = {path.relative_to(source): path.read_bytes() for path in sorted(source.rglob("*")) if path.is_file()}
+    # Terraform begins in the module itself, so those that it calls stand below it.
+    own, *called = bundled.modules([source.name], source.parent)
+    files = {path.relative_to(own): path.read_bytes().replace(b'"../', b'"./') for path in _files(own)}
+    files |= {path.relative_to(own.parent): path.read_bytes() for module in called for path in _files(module)}
     files[Path("terraform.tfvars.json")] = _json(inputs)
     if configuration := stack.configuration(pool):
         provider = next(iter(stack.modules[pool]["providers"]))
@@ -146,6 +149,10 @@ def _module(stack: SynthesizedStack, pool: str, out: Path | None, form: Form | N
         files[Path("provider.tf.json")] = _json({"provider": {provider: given}})
     rows = [_row(stack, pool, out, str(Path(name) / path), content) for path, content in files.items()]
     return [*rows, *_runner(stack, pool, out / name if out else None)]
+
+
+def _files(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.rglob("*")) if path.is_file()]
 
 
 def _json(document: object) -> bytes:

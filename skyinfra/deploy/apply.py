@@ -26,7 +26,9 @@ from skyinfra.terraform.synthesized import SynthesizedStack
 from skyinfra.terraform.text import Event
 
 NODES = ".skyinfra"
-_CONFIGURATION = re.compile(r'module\.[^.]+\.terraform_data\.(?:head|worker\["[^"]+"\])')
+# The modules that those of the providers call.
+_CALLED = ("hosts", "google", "market")
+_CONFIGURATION = re.compile(r'module\.[^.]+\.(?:module\.hosts\.)?terraform_data\.(?:head|worker\["[^"]+"\])')
 
 
 @contextlib.contextmanager
@@ -43,7 +45,7 @@ def planned(
         stack.keep_private()
         try:
             terraform = stack.prepared(anew=True)
-            again = [*replace, *([] if destroy or target else lost_nodes(stack))]
+            again = [*_wherever(replace), *([] if destroy or target else lost_nodes(stack))]
             plan = inside.enter_context(_plan(terraform, destroy=destroy, replace=again, target=target))
         except CloudRefused as error:
             error.hint = hint_for(stack, error, "Nothing was changed.")
@@ -51,6 +53,15 @@ def planned(
         _check_place(stack, plan)
         refuse_smaller(stack, plan)
         yield terraform, dataclasses.replace(plan, changes=tuple(map(_meant, plan.changes)))
+
+
+def _wherever(addresses: Sequence[str]) -> Iterator[str]:
+    """*addresses*, each also in the modules that the pool's calls. Terraform passes over those that there are not, and
+    one is given by who does not know in which module of its pool a resource stands."""
+    for address in addresses:
+        yield address
+        if found := re.fullmatch(r"(module\.[^.]+\.)(?!module\.)(.+)", address):
+            yield from (f"{found[1]}module.{name}.{found[2]}" for name in _CALLED)
 
 
 def _meant(change: tuple[str, str]) -> tuple[str, str]:
@@ -111,15 +122,18 @@ def carry_out(
 ) -> Plan | None:
     """Plans *stack*, asks *approve*, applies. Returns the plan, or None where *approve* returned False.
 
-    An empty plan is returned without asking. planning: is entered while Terraform plans. before: is called with an
-    approved plan, before anything is changed. on_event: gets the events of the apply. line: shows them in
-    place of lines of their own. Takes and raises what `planned` does.
+    An empty plan is returned without asking; names that its resources get in the state are written. planning: is
+    entered while Terraform plans. before: is called with an approved plan, before anything is changed. on_event: gets
+    the events of the apply. line: shows them in place of lines of their own. Takes and raises what `planned` does.
     """
     verb = "destroy" if destroy else "deploy"
     with contextlib.ExitStack() as inside:
         with planning or contextlib.nullcontext():
             terraform, plan = inside.enter_context(planned(stack, destroy=destroy, replace=replace, target=target))
         if plan.empty:
+            if plan.moves and not destroy:
+                # A module of another version has other names for what stands. Only the state is written.
+                terraform.apply_plan(plan, lambda event: None)
             return plan
         if not approve(plan):
             return None

@@ -11,7 +11,10 @@ from skyinfra.providers import machines_of
 from skyinfra.terraform.program import Plan
 from skyinfra.terraform.synthesized import SynthesizedStack
 
-_ADDRESS = re.compile(r'module\.(?P<pool>[^.\[]+)\.(?P<type>\w+)\.(?P<name>\w+)(?:\["(?P<key>[^"]+)"\]|\[\d+\])?')
+_ADDRESS = re.compile(
+    r"module\.(?P<pool>[^.\[]+)\.(?:module\.\w+\.)?(?P<type>\w+)\.(?P<name>\w+)"
+    r'(?:\["(?P<key>[^"]+)"\]|\[\d+\])?'
+)
 # Instances that get another machine type in place: their provider stops and starts them for it.
 _RESTARTED = "aws_instance"
 # What keeps the jobs of a head, of each provider.

@@ -131,10 +131,9 @@ def restore(orphan: Orphan) -> SynthesizedStack:
     kinds = _kinds(orphan.resources)
     stack.folder.mkdir(parents=True, exist_ok=True)
     if kinds:
-        from skyinfra.stack import module_folder
+        from skyinfra.stack import modules_folder
 
-        for kind in set(kinds.values()):
-            shutil.copytree(module_folder(kind), stack.folder / kind, dirs_exist_ok=True)
+        shutil.copytree(modules_folder(frozenset(kinds.values())), stack.folder, dirs_exist_ok=True)
     document = {
         "terraform": {"backend": stack.backend, "required_providers": required},
         "provider": providers,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import time
 from collections.abc import Callable, Collection
 from types import TracebackType
@@ -156,6 +157,9 @@ class Line:
 
 
 def short(address: str) -> str:
-    """A resource's address as a person names it: ``module.mig.terraform_data.node["mig-0"]`` is ``mig node mig-0``."""
-    parts = address.removeprefix("module.").replace("terraform_data.", "")
+    """A resource's address as a person names it: ``module.mig.terraform_data.node["mig-0"]`` is ``mig node mig-0``.
+
+    Which module of its pool a resource stands in is left out.
+    """
+    parts = re.sub(r"\.module\.\w+", "", address.removeprefix("module.")).replace("terraform_data.", "")
     return parts.replace('["', " ").replace('"]', "").replace(".", " ")

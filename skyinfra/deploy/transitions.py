@@ -133,7 +133,7 @@ def changes(
 def _in_place(action: str, address: str) -> bool:
     """Whether a change of a resource may bring another layout to nodes that run.
 
-    Where nodes are set up over SSH, the resource that hands a layout on is made anew (modules/hosts.tf).
+    Where nodes are set up over SSH, the resource that hands a layout on is made anew (modules/hosts).
     """
     handed_on = action == "replace" and ".terraform_data.layout" in address
     return "." in address and (action == "update" or handed_on)

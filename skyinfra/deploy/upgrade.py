@@ -128,6 +128,7 @@ class Upgrade:
         name = self.manifest.pool
         runner, versions, *named = (f"module.{name}.{part}" for part in _carrying(self.manifest.provider))
         carried = PurePosixPath(str(self.stack.modules[name].get("runner_file", ""))).name
+        self._name(versions)
         there = {r.attributes.get("key") for r in self.stack.resources() if (r.module, r.name) == (name, "runner")}
         # Made anew under the same key it would be removed again with the old one.
         again = [versions, runner] if carried and carried not in there else [versions]
@@ -142,7 +143,22 @@ class Upgrade:
                 )
             return True
 
-        carry_out(self.stack, approve=approve, replace=again, target=[*named, runner])
+        carry_out(self.stack, approve=approve, replace=again, target=[*named, versions, runner])
+
+    def _name(self, versions: str) -> None:
+        """Gives the resources of a fleet of a version before the names that they have now, which a target needs.
+
+        versions: the address of one.
+        """
+        pool, _, ending = self.manifest.pool, *versions.rpartition(".terraform_data.")[1:]
+        standing = [r for r in self.stack.resources() if (r.module, r.type) == (pool, "terraform_data")]
+        if all(r.address == versions for r in standing if f"{r.name}[{r.key}]" == ending):
+            return
+        if carry_out(self.stack, approve=lambda plan: False) is None:
+            raise UpgradeFailed(
+                "the modules of this skyinfra change more of the stack than the runner",
+                hint=f"Deploy the stack first, with `skyinfra deploy {self.stack.name}`, and look at its plan.",
+            )
 
     def _prepare(self) -> None:
         self.say("installing the new runner beside the old one")

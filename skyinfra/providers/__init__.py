@@ -2,67 +2,32 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import skyinfra
 from skyinfra.accelerators import parse
 from skyinfra.errors import NotSupported
 from skyinfra.offers import Offer
-from skyinfra.providers.aws import AWS, CapacityBlock, CapacityReservation
-from skyinfra.providers.azure import Azure
 from skyinfra.providers.base import Provider, Request, Selection
 from skyinfra.providers.cloud import CloudProvider
-from skyinfra.providers.container import Container
-from skyinfra.providers.crusoe import Crusoe
 from skyinfra.providers.data import Boot, Data, TerraformProvider, Traits, kinds, read, strings
-from skyinfra.providers.digitalocean import DigitalOcean
 from skyinfra.providers.from_state import Machines, machines_of, provider_of
-from skyinfra.providers.gcp import GCP
-from skyinfra.providers.gcptpu import GCPTPU
-from skyinfra.providers.lambdalabs import Lambda
-from skyinfra.providers.local import Local
-from skyinfra.providers.nebius import Nebius
-from skyinfra.providers.oci import OCI
-from skyinfra.providers.runpod import RunPod
-from skyinfra.providers.scaleway import Scaleway
-from skyinfra.providers.ssh import SSH, Host
-from skyinfra.providers.vastai import VastAI
-from skyinfra.providers.verda import Verda
-from skyinfra.providers.vultr import Vultr
 
 __all__ = [
-    "Scaleway",
-    "Vultr",
-    "Azure",
-    "OCI",
-    "AWS",
-    "GCP",
-    "GCPTPU",
     "Boot",
-    "CapacityBlock",
-    "CapacityReservation",
     "CloudProvider",
-    "Container",
-    "Crusoe",
     "Data",
-    "DigitalOcean",
-    "Host",
-    "Lambda",
-    "Local",
     "Machines",
-    "Nebius",
     "Provider",
     "Request",
-    "RunPod",
-    "SSH",
     "Selection",
     "TerraformProvider",
     "Traits",
-    "VastAI",
-    "Verda",
     "deployable",
     "kinds",
     "machines_of",
@@ -73,6 +38,11 @@ __all__ = [
     "undeployable",
     "who_partitions",
 ]
+# The classes of each provider, as its data file names them.
+for _module, _names in vars(skyinfra)["_PROVIDERS"].items():
+    for _name in _names.split():
+        globals()[_name] = getattr(importlib.import_module(_module), _name)
+        __all__ += [_name]
 
 _NOT_DEPLOYABLE = Path(__file__).with_name("not_deployable.json")
 

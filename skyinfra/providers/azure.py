@@ -12,9 +12,6 @@ from skyinfra.providers.base import Request
 from skyinfra.providers.cloud import Chosen
 from skyinfra.providers.over_ssh import MachineCloud
 
-# The least that the disk of an image with drivers has, and the most that Terraform's provider takes.
-_SMALLEST_DISK, _LARGEST_DISK = 64, 4095
-
 
 class Azure(MachineCloud):
     """Virtual machines of Azure, by Terraform's hashicorp/azurerm and the subscription of the environment.
@@ -35,14 +32,12 @@ class Azure(MachineCloud):
     image: str | None = Field(default=None, pattern=r"^([\w.-]+:[\w.-]+:[\w.-]+:[\w.-]+|/subscriptions/\S+)$")
 
     def check(self, request: Request) -> None:
-        """Raises `InvalidField` for a disk that is too small or too large, and for what an availability set has not."""
+        """Raises `InvalidField` for what an availability set has not, and as of every such cloud."""
         super().check(request)
         if self.infiniband and (request.spot or self.zone):
             field, given = ("spot", True) if request.spot else ("provider.zone", self.zone)
             why = "nodes with InfiniBand stand in an availability set, which takes no spot machines and is in no zone"
             raise InvalidField(why, field=field, given=given, hint="Leave it out, or infiniband.")
-        if request.disk_gb is not None and not _SMALLEST_DISK <= request.disk_gb <= _LARGEST_DISK:
-            raise InvalidField(f"{_SMALLEST_DISK} to {_LARGEST_DISK}", field="disk_gb", given=request.disk_gb)
 
     def check_chosen(self, chosen: Chosen) -> None:
         """Raises `NotSupported` for machines without InfiniBand where it is declared."""
@@ -50,8 +45,3 @@ class Azure(MachineCloud):
         if self.infiniband and not re.match(self.data.machines["infiniband"], name):
             hint = "Sizes of the ND series with an r have it: Standard_ND96isr_H100_v5. Or leave infiniband out."
             raise NotSupported(f"{name} has no InfiniBand", field="provider.infiniband", given=True, hint=hint)
-
-    def inputs(self, chosen: Chosen, head: str | None) -> dict[str, object]:
-        """The inputs of modules/azure besides those of every such cloud."""
-        own = {"zone": self.zone, "resource_group": self.resource_group}
-        return {**own, "infiniband": self.infiniband or None}

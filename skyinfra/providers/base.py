@@ -40,11 +40,10 @@ class Request:
         """The accelerator of machines that stand already: the first that is declared, one where no count is given."""
         return self.accelerators[0].with_(count=self.accelerators[0].count or 1) if self.accelerators else None
 
-    def refuse(self, *fields: str, why: str, place: str) -> None:
-        """Raises `NotSupported` where one of *fields*, which *place* cannot give, is asked for."""
-        for name in fields:
-            value = getattr(self, name.removeprefix("image."))
-            if value:
+    def refuse(self, lacks: Mapping[str, str], *, place: str) -> None:
+        """Raises `NotSupported` where a field is asked for that *place* lacks. lacks: why, by field; see `Data`."""
+        for name, why in lacks.items():
+            if not name.startswith("provider.") and (value := getattr(self, name.removeprefix("image."))):
                 raise NotSupported(
                     why,
                     field=name,
@@ -110,6 +109,10 @@ class Provider(Declaration):
     def data(self) -> Data:
         """Returns the data file of this provider."""
         return read(self.kind)
+
+    def refuse_lacking(self, request: Request) -> None:
+        """Raises `NotSupported` where *request* asks for what this place has not."""
+        request.refuse(self.data.lacks, place=f"sky.{type(self).__name__}()")
 
     def of(self, accelerators: tuple[Accelerator, ...]) -> Provider:
         """The provider of a pool of *accelerators*: this one, or one made of it, with a module of its own."""

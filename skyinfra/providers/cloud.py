@@ -51,13 +51,10 @@ class CloudProvider(Provider):
     allow_cidrs: networks that may reach the head; with none, nothing comes in. ssh_public_key: to log in with.
     """
 
-    # The field that holds an image of one's own, and the kinds of SSH keys that the provider takes.
+    # The field that holds an image of one's own.
     image_field: ClassVar[str] = "image"
-    key_kinds: ClassVar[tuple[str, ...]] = ("ssh-ed25519", "ssh-rsa")
     # The name of the provider in the offers, where it is not the kind.
     offered_by: ClassVar[str] = ""
-    # Fields above that make no sense here, and why.
-    lacks: ClassVar[dict[str, str]] = {}
 
     region: str
     instance_types: Strings = ()
@@ -67,18 +64,17 @@ class CloudProvider(Provider):
 
     @model_validator(mode="after")
     def _check_common(self) -> CloudProvider:
-        name = type(self).__name__
-        for field, why in self.lacks.items():
+        name, kinds = type(self).__name__, self.data.traits.key_kinds
+        own = {field.removeprefix("provider."): why for field, why in self.data.lacks.items() if "provider." in field}
+        for field, why in own.items():
             if value := getattr(self, field):
                 raise NotSupported(why, field=f"{name}.{field}", given=value, hint=f"Leave {field} out.")
         for cidr in self.allow_cidrs:
             check_network(cidr, field=f"{name}.allow_cidrs")
         key = self.ssh_public_key
-        if key is not None and not re.fullmatch(
-            rf"({'|'.join(self.key_kinds)}) [A-Za-z0-9+/=]+( [^\n]*)?", key.strip()
-        ):
+        if key is not None and not re.fullmatch(rf"({'|'.join(kinds)}) [A-Za-z0-9+/=]+( [^\n]*)?", key.strip()):
             raise InvalidField(
-                f"expected one line that begins with {' or '.join(self.key_kinds)}, the kinds that {self.called} takes",
+                f"expected one line that begins with {' or '.join(kinds)}, the kinds that {self.called} takes",
                 field=f"{name}.ssh_public_key",
                 given=key.partition(" ")[0][:40],
                 hint="Make one with: ssh-keygen -t ed25519",
@@ -132,6 +128,7 @@ class CloudProvider(Provider):
     def select(self, request: Request) -> Selection:
         """The machines for *request*, from shipped offers. Raises `NotOffered`, `NotSupported`, `InvalidField`."""
         self._check_traits(request)
+        self.refuse_lacking(request)
         self.check(request)
         self._check_labels(request)
         chosen = self._accelerated(request) if request.accelerators else self._plain(request)

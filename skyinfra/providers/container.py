@@ -13,7 +13,6 @@ from skyinfra.providers.cloud import SCHEDULER_PORT
 from skyinfra.providers.data import strings
 
 _MACHINE = "container"
-_PLACE = "sky.Container()"
 _PARTITION = "MIG-"
 
 Gpus = Annotated[
@@ -65,8 +64,7 @@ class Container(Provider):
     def select(self, request: Request) -> Selection:
         """Selects containers. Raises `NotSupported` for what only machines have, `InvalidField` for GPUs that do not
         add up."""
-        fields = ("spot", "vcpus", "memory_gb", "disk_gb")
-        request.refuse(*fields, why="a container has what its host has", place=_PLACE)
+        self.refuse_lacking(request)
         accelerator = self._accelerator(request)
         # The host's own network has one port for all fleets, which the nodes are told.
         port = (self.port or SCHEDULER_PORT) if self.network == "host" else SCHEDULER_PORT

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import replace
 from typing import ClassVar
 
 from pydantic import Field
 
-from skyinfra.providers.base import Request, Selection
-from skyinfra.providers.cloud import Chosen
 from skyinfra.providers.over_ssh import MachineCloud
 
 
@@ -23,18 +19,6 @@ class Crusoe(MachineCloud):
     """
 
     kind: ClassVar[str] = "crusoe"
-    sized_disk: ClassVar[bool] = False
 
     region: str = Field(default="us-east1-a", pattern=r"^[a-z]+-[a-z]+\d-[a-z]$")
     project: str | None = None
-
-    def select(self, request: Request) -> Selection:
-        """As of every such cloud, with the image for the cards of the machine."""
-        found = super().select(request)
-        pattern, image = self.data.machines["pcie"]
-        cards = self.image is None and re.match(pattern, found.machine_types[0])
-        return replace(found, image=image) if cards else found
-
-    def inputs(self, chosen: Chosen, head: str | None) -> dict[str, object]:
-        """No inputs besides those of every such cloud."""
-        return {}

@@ -1,7 +1,8 @@
 """The differences between providers, as data: ``KIND.toml`` beside this file, read into one `Data` for each.
 
-Tables of the file: terraform, boot, traits, labels, images, no_image, machines, prices, quotas, preflight, errors; a
-provider leaves out what it has not. Every table carries its source and date, in fields or in a comment.
+Tables of the file: about, terraform, boot, traits, lacks, labels, images, no_image, machines, prices, quotas,
+preflight, errors; a provider leaves out what it has not. Every table carries its source and date, in fields or in a
+comment.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ Form = Literal["node.json", "cloud-config", "script", "container"]
 # How the runner's wheel reaches a node.
 Delivery = Literal["bucket", "metadata", "ssh", "index", "mount"]
 
+# Inputs of the module that are fields of the class, under one name.
+_ACCESS = ("allow_cidrs", "ssh_public_key")
 _FOLDER = Path(__file__).parent
 
 
@@ -64,7 +67,7 @@ class Traits(Declaration):
     spot: how interruptible capacity is asked for. metadata_hosts: addresses that tasks must not reach. scratch: glob
     of local disks. head_volume: globs of the volume with the head's jobs, {} being its id. ssh_user: of the images.
     host_keys: of machines that are set up over SSH: given with their user data, or trusted at the first contact and
-    kept. firewall: whether the module makes one.
+    kept. key_kinds: of the SSH keys that it takes.
     """
 
     preemption_notice: Literal["aws", "gcp", "azure"] | None = None
@@ -78,7 +81,7 @@ class Traits(Declaration):
     head_volume: Strings = ()
     ssh_user: str
     host_keys: Literal["given", "first contact"] | None = None
-    firewall: bool = True
+    key_kinds: Strings = ("ssh-ed25519", "ssh-rsa")
     source: str
     date: str
 
@@ -130,21 +133,28 @@ class About(Declaration):
 
 
 class Data(Declaration):
-    """The data file of a provider. images: by vendor ("cpu" for none; "nvidia:8" where eight have one of their own)
-    and architecture. errors: of its API. terraform: name, source and version of the provider, config, the arguments of
-    its block, and machines: by resource, the attributes that say the type, region and purchase of a machine.
+    """The data file of a provider. exports: its module and the public names there. images: by vendor ("cpu" for none;
+    "nvidia:8" where eight have one of their own) and architecture. errors: of its API. terraform: name, source and
+    version of the provider, config, the arguments of its block, inputs, the fields of the class that its module takes
+    as they are, and machines: by resource, the attributes that say the type, region and purchase of a machine.
 
-    machines: `general` (name, vCPUs, GiB; smallest first), `head`, and patterns of types: `arm`, and `deployed`, where
-    the offers have others too. prices: of machines without accelerators, in `regions`, a pattern. quotas: see
-    `skyinfra.providers.quotas`. preflight: what can be asked before anything is made, and where from; see
+    lacks: why the place has not what a field asks for, by the field of the pool, or of the class as `provider.FIELD`;
+    the module has no such input.
+
+    machines: `general` (name, vCPUs, GiB; smallest first), `head`, `disk_gb`, the smallest and largest disk (0: any),
+    `images`, of one's own by patterns of types, and patterns of types: `arm`, and `deployed`, where the offers have
+    others too, which are called `deployed_as`. prices: of machines without accelerators, in `regions`, a pattern.
+    quotas: see `skyinfra.providers.quotas`. preflight: what can be asked before anything is made, and where from; see
     `skyinfra.providers.asked`. apart: by vendor of accelerators, the kind of the provider that has those of this place;
     its class is made of this one's.
     """
 
     kind: str
+    exports: str = ""
     about: About
     boot: Boot
     traits: Traits
+    lacks: Mapping[str, str] = Field(default_factory=dict)
     labels: Labels | None = None
     terraform: Mapping[str, Any] = Field(default_factory=dict)
     images: Mapping[str, dict[str, str]] = Field(default_factory=dict)
@@ -155,6 +165,12 @@ class Data(Declaration):
     errors: Sequence[Mapping[str, Any]] = ()
     preflight: Asked | None = None
     apart: Mapping[str, str] = Field(default_factory=dict)
+
+    def takes(self, name: str) -> bool:
+        """Whether its module has the input *name*, one of those that modules have in common."""
+        if name == "spot":
+            return self.traits.spot != "no"
+        return not {name, f"provider.{name}" if name in _ACCESS else name} & self.lacks.keys()
 
     def terraform_provider(self, **config: Any) -> TerraformProvider:
         """The Terraform provider with *config*, of which None is left out."""
@@ -204,6 +220,9 @@ class Data(Declaration):
                 given=", ".join(machine_types),
                 hint="Name types of one architecture.",
             )
+        for pattern, image in self.machines.get("images", ()):
+            if re.match(pattern, machine_types[0]):
+                return str(image)
         vendor, name = (accelerator.vendor, accelerator.name) if accelerator else ("cpu", "")
         # Some have an image of its own for machines with so many.
         of_count = f"{vendor}:{accelerator.count}" if accelerator else vendor

@@ -29,7 +29,6 @@ class DigitalOcean(MachineCloud):
     """
 
     kind: ClassVar[str] = "digitalocean"
-    sized_disk: ClassVar[bool] = False
 
     region: str = Field(default="nyc2", pattern=r"^[a-z]{3}\d$")
     vpc_id: str | None = None

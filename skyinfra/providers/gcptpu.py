@@ -14,8 +14,6 @@ from skyinfra.providers.cloud import Chosen
 from skyinfra.providers.data import TerraformProvider, read
 from skyinfra.providers.gcp import GCP
 
-_NO_MACHINES = "TPU slices are no machines of Compute Engine"
-
 
 class GCPTPU(GCP):
     """TPU slices on Google Cloud, by Terraform's hashicorp/google-beta: what `GCP` becomes for a pool of TPUs.
@@ -28,15 +26,6 @@ class GCPTPU(GCP):
     kind: ClassVar[str] = "gcptpu"
     offered_by: ClassVar[str] = "gcp"
     image_field: ClassVar[str] = "runtime_version"
-    lacks: ClassVar[dict[str, str]] = {
-        "flex_start_hours": _NO_MACHINES,
-        "reservation": _NO_MACHINES,
-        "reservation_bound": _NO_MACHINES,
-        "gpudirect": _NO_MACHINES,
-        "compact_placement": _NO_MACHINES,
-        "group": _NO_MACHINES,
-        "image": "a TPU slice has a runtime version",
-    }
 
     runtime_version: str | None = Field(default=None, pattern=r"^[a-z0-9-]+(\.[a-z0-9-]+)*$")
 
@@ -48,7 +37,6 @@ class GCPTPU(GCP):
     def check(self, request: Request) -> None:
         """Raises a `DeclarationError` for what a slice has not."""
         super().check(request)
-        request.refuse("disk_gb", why="the boot disk of a TPU is as large as it is", place="TPUs")
         if any(each.vendor != "google" for each in request.accelerators):
             raise NotSupported(
                 "TPUs and other accelerators are set up in different ways",

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from skyinfra.errors import NotSupported
-from skyinfra.providers.cloud import Chosen
 from skyinfra.providers.over_ssh import MachineCloud
 
 
@@ -20,21 +18,5 @@ class Lambda(MachineCloud):
     """
 
     kind: ClassVar[str] = "lambda"
-    sized_disk: ClassVar[bool] = False
 
     region: str = Field(default="us-east-1", pattern=r"^[a-z]+(-[a-z]+)*-\d$")
-
-    @model_validator(mode="after")
-    def _check_image(self) -> Lambda:
-        if self.image is not None:
-            raise NotSupported(
-                "Terraform's provider launches Lambda Stack alone",
-                field="Lambda.image",
-                given=self.image,
-                hint="Leave it out. Packages come with sky.Image(apt=[...], pip=[...]).",
-            )
-        return self
-
-    def inputs(self, chosen: Chosen, head: str | None) -> dict[str, object]:
-        """No inputs besides those of every such cloud."""
-        return {}

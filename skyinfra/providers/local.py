@@ -26,8 +26,7 @@ class Local(Provider):
 
     def select(self, request: Request) -> Selection:
         """Selects this machine. Raises `NotSupported` for fields that only a cloud node supports."""
-        fields = ("spot", "vcpus", "memory_gb", "disk_gb", "image.apt", "image.python", "image.runner")
-        request.refuse(*fields, why="a local node is this machine as it is, with this Python", place="sky.Local()")
+        self.refuse_lacking(request)
         accelerator = request.first
         return Selection(
             accelerator=accelerator,

@@ -11,9 +11,6 @@ from skyinfra.providers.base import Request
 from skyinfra.providers.cloud import Chosen
 from skyinfra.providers.over_ssh import MachineCloud
 
-# The least that a boot volume has.
-_SMALLEST_DISK = 50
-
 
 class OCI(MachineCloud):
     """Machines of Oracle Cloud Infrastructure, by Terraform's oracle/oci and the credentials that it finds.
@@ -33,10 +30,8 @@ class OCI(MachineCloud):
     ssh_user: Literal["ubuntu", "opc"] = "ubuntu"
 
     def check(self, request: Request) -> None:
-        """Raises a `DeclarationError` for a disk that is too small, and for no image."""
+        """Raises a `DeclarationError` for no image, and as of every such cloud."""
         super().check(request)
-        if request.disk_gb is not None and request.disk_gb < _SMALLEST_DISK:
-            raise InvalidField(f"at least {_SMALLEST_DISK}", field="disk_gb", given=request.disk_gb)
         if self.image is None:
             raise InvalidField(
                 "is needed: images of Oracle Cloud have another OCID in each region",
@@ -54,11 +49,3 @@ class OCI(MachineCloud):
                 given=chosen.machine_types[0],
                 hint="Leave spot out, or declare an accelerator of a virtual machine (VM.GPU.A10.1).",
             )
-
-    def inputs(self, chosen: Chosen, head: str | None) -> dict[str, object]:
-        """The inputs of modules/oci besides those of every such cloud."""
-        return {
-            "compartment_id": self.compartment_id,
-            "availability_domain": self.availability_domain,
-            "ssh_user": self.ssh_user,
-        }

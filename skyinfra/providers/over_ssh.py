@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
-from typing import ClassVar
 
 from pydantic import Field, model_validator
 
 from skyinfra.errors import InvalidField, NotSupported
 from skyinfra.providers.base import Request, Selection
-from skyinfra.providers.cloud import CloudProvider
+from skyinfra.providers.cloud import Chosen, CloudProvider
 from skyinfra.providers.data import TLS, TerraformProvider
 
 
 class MachineCloud(CloudProvider):
-    """A cloud whose machines are set up over SSH.
+    """A cloud whose machines are set up over SSH. What one adds is its fields; the rest stands in its data file.
 
     ssh_public_key: of who deploys, registered at the cloud; `ssh` or its agent finds its private half, or it stands in
     key_file. allow_cidrs: networks that may reach port 22 of the nodes and the head's scheduler; whoever deploys stands
     in one of them. wait_seconds: how long a node may take until every slot is ready.
     """
-
-    # Whether the size of the disk can be declared.
-    sized_disk: ClassVar[bool] = True
 
     image: str | None = None
     key_file: str | None = None
@@ -30,7 +27,7 @@ class MachineCloud(CloudProvider):
 
     @model_validator(mode="after")
     def _check_access(self) -> MachineCloud:
-        name, traits = type(self).__name__, self.data.traits
+        name = type(self).__name__
         if self.ssh_public_key is None:
             raise InvalidField(
                 f"is needed: the nodes of {self.called} are set up over SSH",
@@ -38,17 +35,11 @@ class MachineCloud(CloudProvider):
                 hint='Such as ssh_public_key=pathlib.Path("~/.ssh/id_ed25519.pub").expanduser().read_text(); make one '
                 "with: ssh-keygen -t ed25519",
             )
-        if traits.firewall and not self.allow_cidrs:
+        if self.data.takes("allow_cidrs") and not self.allow_cidrs:
             raise InvalidField(
                 f"is needed: the nodes of {self.called} are set up over SSH, and their firewall lets nobody else in",
                 field=f"{name}.allow_cidrs",
                 hint='The network of the machine that deploys, and of the clients: allow_cidrs=["203.0.113.7/32"].',
-            )
-        if not traits.firewall and self.allow_cidrs:
-            raise NotSupported(
-                f"{self.called} has no firewall that a deploy can set",
-                field=f"{name}.allow_cidrs",
-                hint="Leave it out. The scheduler lets in who has the secret of the fleet, by mutual TLS.",
             )
         return self
 
@@ -59,7 +50,7 @@ class MachineCloud(CloudProvider):
         return (own, TLS) if self.data.traits.host_keys == "given" else (own,)
 
     def check(self, request: Request) -> None:
-        """Raises a `DeclarationError` for several machine types and for a disk that cannot be chosen."""
+        """Raises a `DeclarationError` for several machine types, and for a disk that is too small or too large."""
         if len(self.instance_types) > 1 and not self.data.traits.groups:
             raise NotSupported(
                 f"{self.called} has no machine groups, which try one type after the other",
@@ -67,9 +58,24 @@ class MachineCloud(CloudProvider):
                 given=", ".join(self.instance_types),
                 hint="Name the first of them alone.",
             )
-        if not self.sized_disk:
-            why = f"the disk of a machine of {self.called} comes with its type"
-            request.refuse("disk_gb", why=why, place=f"sky.{type(self).__name__}()")
+        least, most = self.data.machines.get("disk_gb", (0, 0))
+        if request.disk_gb is not None and not least <= request.disk_gb <= (most or request.disk_gb):
+            says = f"{least} to {most}" if most else f"at least {least}"
+            raise InvalidField(says, field="disk_gb", given=request.disk_gb)
+
+    def check_chosen(self, chosen: Chosen) -> None:
+        """Raises `NotSupported` for what is sold otherwise than as an instance, or by a name that is not known."""
+        for offer in chosen.offers:
+            if not re.match(self.data.machines.get("deployed", ""), offer.machine_type):
+                raise NotSupported(
+                    f"{offer.machine_type} is no {self.data.machines['deployed_as']} that this version knows",
+                    field="accelerator",
+                    hint=f"`skyinfra offers --provider {self.seller}` lists them.",
+                )
+
+    def inputs(self, chosen: Chosen, head: str | None) -> dict[str, object]:
+        """The fields that the module takes as they are, but those that are not given."""
+        return {name: getattr(self, name) or None for name in self.data.terraform.get("inputs", ())}
 
     def select(self, request: Request) -> Selection:
         """The machines for *request*, as of every cloud, and how they are reached."""

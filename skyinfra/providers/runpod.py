@@ -24,11 +24,6 @@ class RunPod(CloudProvider):
     """
 
     kind: ClassVar[str] = "runpod"
-    lacks: ClassVar[dict[str, str]] = {
-        "allow_cidrs": "a pod has no firewall: the port of the head is open to all, and every connection mutual TLS",
-        "ssh_public_key": "the account's keys log in to pods, and to none of a fleet",
-        "head_instance_type": "the head is one of the nodes",
-    }
 
     region: Literal["all regions"] = "all regions"
     cloud: Literal["secure", "community"] = "secure"
@@ -41,10 +36,6 @@ class RunPod(CloudProvider):
     def terraform(self) -> tuple[TerraformProvider, ...]:
         """The provider; its key comes from the environment."""
         return (self.data.terraform_provider(),)
-
-    def check(self, request: Request) -> None:
-        """Raises `NotSupported` for what pods have not."""
-        request.refuse("labels", why="pods have no labels", place="sky.RunPod()")
 
     def check_chosen(self, chosen: Chosen) -> None:
         """Raises `NotSupported` for `min_cuda` of machines without NVIDIA GPUs."""

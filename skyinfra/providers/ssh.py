@@ -106,8 +106,7 @@ class SSH(Provider):
 
     def select(self, request: Request) -> Selection:
         """Selects the hosts. Raises `NotSupported` for what only clouds choose, `InvalidField` for their number."""
-        fields = ("spot", "vcpus", "memory_gb", "disk_gb", "max_hourly_cost")
-        request.refuse(*fields, why="machines that stand already are as they are", place="sky.SSH()")
+        self.refuse_lacking(request)
         if request.nodes != len(self.hosts):
             raise InvalidField(
                 f"the declaration has {counted(len(self.hosts), 'host')}, and each is one node",

@@ -28,12 +28,6 @@ class VastAI(CloudProvider):
     """
 
     kind: ClassVar[str] = "vastai"
-    lacks: ClassVar[dict[str, str]] = {
-        "allow_cidrs": "an instance has no firewall: the port of the head is open to all, and every connection mutual "
-        "TLS",
-        "ssh_public_key": "an instance has the keys of the account",
-        "head_instance_type": "the head is one of the nodes",
-    }
 
     region: Literal["all regions"] = "all regions"
     bid: float | None = Field(default=None, ge=0.001, le=128)
@@ -49,8 +43,7 @@ class VastAI(CloudProvider):
         return (self.data.terraform_provider(),)
 
     def check(self, request: Request) -> None:
-        """Raises `NotSupported` for what instances have not, `InvalidField` for a bid that goes with nothing."""
-        request.refuse("labels", why="instances have no labels", place="sky.VastAI()")
+        """Raises `InvalidField` for a bid that goes with nothing."""
         if request.spot and self.bid is None:
             hint = "Such as sky.VastAI(bid=0.4), in USD per hour for the whole machine."
             raise InvalidField("an interruptible instance needs a bid", field="provider.bid", hint=hint)
@@ -63,6 +56,7 @@ class VastAI(CloudProvider):
 
     def select(self, request: Request) -> Selection:
         """The kind of machine for *request*; which one is chosen when it is made. Raises as that of every cloud."""
+        self.refuse_lacking(request)
         self.check(request)
         # What is shipped has a price and size of machines that are long gone.
         found = super().select(replace(request, max_hourly_cost=None, vcpus=None, memory_gb=None))

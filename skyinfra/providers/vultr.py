@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from typing import ClassVar
 
 from pydantic import Field
 
-from skyinfra.errors import NotSupported
-from skyinfra.providers.cloud import Chosen
 from skyinfra.providers.over_ssh import MachineCloud
 
 
@@ -21,21 +18,6 @@ class Vultr(MachineCloud):
     """
 
     kind: ClassVar[str] = "vultr"
-    sized_disk: ClassVar[bool] = False
 
     region: str = Field(default="ewr", pattern=r"^[a-z]{3}$")
     image: str | None = Field(default=None, pattern=r"^\d+$")
-
-    def check_chosen(self, chosen: Chosen) -> None:
-        """Raises `NotSupported` for what is sold otherwise than as an instance, or by a plan that is not known."""
-        for offer in chosen.offers:
-            if not re.match(self.data.machines["deployed"], offer.machine_type):
-                raise NotSupported(
-                    f"{offer.machine_type} is no Cloud GPU plan that this version knows",
-                    field="accelerator",
-                    hint="`skyinfra offers --provider vultr` lists the plans; bare metal is not deployed here.",
-                )
-
-    def inputs(self, chosen: Chosen, head: str | None) -> dict[str, object]:
-        """No inputs besides those of every such cloud."""
-        return {}

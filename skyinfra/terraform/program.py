@@ -48,7 +48,7 @@ class Plan:
     """A saved plan. ``changes`` are (action, address) in Terraform's order; ``file`` holds secrets and is temporary.
 
     run: where a person sees it in HCP Terraform, if it was made there. reasons: of changes, by their addresses, where
-    Terraform gives one, such as ``cannot_update``.
+    Terraform gives one, such as ``cannot_update``. moves: addresses that resources get in the state, and nothing else.
     """
 
     file: Path
@@ -56,6 +56,7 @@ class Plan:
     output_changes: bool = False
     run: str | None = None
     reasons: Mapping[str, str] = field(default_factory=dict)
+    moves: tuple[str, ...] = ()
 
     @property
     def empty(self) -> bool:
@@ -161,10 +162,14 @@ class Terraform(python_terraform.Terraform):  # type: ignore[misc]
         with tempfile.TemporaryDirectory(prefix="skyinfra-") as folder:
             file = Path(folder) / "plan"
             changes: list[tuple[str, str]] = []
+            moves: list[str] = []
             reasons: dict[str, str] = {}
             outputs = False
 
             def listen(event: Event) -> None:
+                if event.kind == "planned" and event.action == "move":
+                    moves.append(event.address)
+                    return
                 if event.kind == "planned":
                     changes.append((event.action, event.address))
                 listener(event)
@@ -185,7 +190,9 @@ class Terraform(python_terraform.Terraform):  # type: ignore[misc]
             if done.remote:
                 # Its text does not say of every change what the exit code says of all of them.
                 outputs = done.code == _CHANGES and not changes
-            yield Plan(file, tuple(changes), output_changes=outputs, run=done.remote, reasons=reasons)
+            yield Plan(
+                file, tuple(changes), output_changes=outputs, run=done.remote, reasons=reasons, moves=tuple(moves)
+            )
 
     def apply_plan(self, plan: Plan, listener: Listener) -> None:
         """Applies *plan*."""

@@ -25,9 +25,10 @@ _FORMAT = 4
 class Resource:
     """A resource that exists.
 
-    module: the module it was made by, which is named like its pool; "" for one of the stack itself. provider: the
+    module: the module of its pool, which is named like the pool; "" for one of the stack itself. provider: the
     configuration of its Terraform provider, as the state names it. attributes: may hold secrets. tainted: whether its
-    creation has failed. key: of `for_each` or `count`.
+    creation has failed. key: of `for_each` or `count`. inside: the module that the pool's calls for it, such as
+    ``module.hosts``; "" for one of its own.
     """
 
     module: str
@@ -37,12 +38,14 @@ class Resource:
     attributes: Mapping[str, Any]
     tainted: bool = False
     key: str | int | None = None
+    inside: str = ""
 
     @property
     def address(self) -> str:
         """The name of the resource in a plan."""
         module = f"module.{self.module}." if self.module else ""
-        return f"{module}{self.type}.{self.name}{'' if self.key is None else f'[{json.dumps(self.key)}]'}"
+        inside = f"{self.inside}." if self.inside else ""
+        return f"{module}{inside}{self.type}.{self.name}{'' if self.key is None else f'[{json.dumps(self.key)}]'}"
 
 
 def read_state(text: str, *, source: object) -> tuple[Resource, ...]:
@@ -65,9 +68,11 @@ def _resources(entries: Iterable[Mapping[str, Any]]) -> Iterable[Resource]:
     for entry in entries:
         if entry.get("mode") != "managed":
             continue
+        module, _, inside = entry.get("module", "").removeprefix("module.").partition(".module.")
         for instance in entry.get("instances", ()):
             yield Resource(
-                module=entry.get("module", "").removeprefix("module."),
+                module=module,
+                inside=inside and f"module.{inside}",
                 type=entry["type"],
                 name=entry["name"],
                 provider=entry.get("provider", ""),

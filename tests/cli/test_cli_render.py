@@ -138,8 +138,11 @@ def test_a_module_is_a_folder_for_terraform(project: Path, tmp_path: Path, terra
     source = ROOT / "modules" / "aws"
     module = {path.name for path in source.iterdir() if path.is_file()}
     wheel = runner_wheel.wheel().name
-    assert {path.name for path in gpu.iterdir()} == {*module, "terraform.tfvars.json", "provider.tf.json", wheel}
-    assert (gpu / "main.tf").read_bytes() == (source / "main.tf").read_bytes()
+    written = {*module, "core", "terraform.tfvars.json", "provider.tf.json", wheel}
+    assert {path.name for path in gpu.iterdir()} == written
+    # What it calls stands below it here.
+    assert (gpu / "main.tf").read_bytes() == (source / "main.tf").read_bytes().replace(b'"../core"', b'"./core"')
+    assert (gpu / "core" / "main.tf").read_bytes() == (source.parent / "core" / "main.tf").read_bytes()
     assert json.loads((gpu / "provider.tf.json").read_text())["provider"]["aws"]["region"] == "us-east-1"
     inputs = json.loads((here / "terraform.tfvars.json").read_text())
     assert inputs["root"] == ".skyinfra"

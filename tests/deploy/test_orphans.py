@@ -117,7 +117,8 @@ def test_nodes_that_a_program_ends_get_the_module_that_has_it(tmp_path: Path) ->
     folder = restore(orphan).folder
     modules = json.loads((folder / "cdk.tf.json").read_text())["module"]
     assert {name: module["source"] for name, module in modules.items()} == {"cpu": "./local", "boxes": "./container"}
-    assert (folder / "local" / "node.sh").is_file() and (folder / "container" / "core.tf").is_file()
+    assert (folder / "local" / "node.sh").is_file() and (folder / "container" / "node.sh").is_file()
+    assert (folder / "core" / "main.tf").is_file()
 
 
 @pytest.mark.parametrize("text", ["{", '{"version": 3}', '{"encrypted_data": "x"}'])

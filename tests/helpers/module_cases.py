@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -12,7 +13,9 @@ from typing import Any
 import marketplaces
 from mock_provider.schema import Schema
 from mock_provider.world import World
-from support import ROOT
+from support import ROOT, module_source
+
+from skyinfra.providers import read
 
 Inputs = dict[str, Any]
 
@@ -29,7 +32,6 @@ class ModuleCase:
     ``inputs`` make two nodes, ``layout`` are those that a changed layout changes. ``nodes`` matches the addresses of
     machines in the module, ``carriers`` those that a changed layout may replace, since they are no machines. The
     machines of ``over_ssh`` are set up by ssh, whose far end is then the stand-in of `far_end`.
-    machines in the module, ``carriers`` those that a changed layout may replace, since they are no machines.
     ``layouts`` is false where nobody partitions: then other user data of the same revision change nothing. ``api`` is
     the server that its programs ask, with the variables by which they find it.
     """
@@ -52,6 +54,10 @@ class ModuleCase:
         return ROOT / "modules" / self.name
 
     @property
+    def source(self) -> str:
+        return module_source(self.name)
+
+    @property
     def examples(self) -> list[Path]:
         return sorted(path.parent for path in self.folder.glob("examples/*/main.tf"))
 
@@ -62,7 +68,7 @@ def root(case: ModuleCase, **inputs: Any) -> str:
     content: dict[str, Any] = {
         "terraform": {"required_providers": {name: {"source": source} for name, source in sources.items()}},
         "provider": case.providers,
-        "module": {"train": {"source": str(case.folder), "name": "train", **case.inputs, **inputs}},
+        "module": {"train": {"source": case.source, "name": "train", **case.inputs, **inputs}},
         "output": {"fleet": {"value": "${module.train.fleet}", "sensitive": True}},
     }
     return json.dumps(
@@ -149,7 +155,7 @@ GCP = ModuleCase(
         "layout": "a",
     },
     layout={"layout": "b", "user_data_head": "#cloud-config\n# b\n", "user_data_worker": "#cloud-config\n# b\n"},
-    nodes=r"google_compute_instance\.",
+    nodes=r"module\.google\.google_compute_instance\.",
     answers=gcp_answers,
 )
 
@@ -190,56 +196,6 @@ def _script(layout: str) -> Inputs:
     return {"user_data_head": text, "user_data_worker": text}
 
 
-def over_ssh(
-    name: str,
-    *mock: str,
-    answers: Callable[[World], None] = nothing,
-    providers: dict[str, Any] | None = None,
-    **inputs: Any,
-) -> ModuleCase:
-    """The case of a cloud whose machines are set up over SSH. inputs: those of its module besides the usual ones."""
-    common = {
-        **_script("a"),
-        "user_data_revision": "1",
-        "versions": {"python": "3.12", "requirements": ["cloudpickle==3.1.2"]},
-        "ssh_public_key": PUBLIC_KEY,
-        **inputs,
-    }
-    return ModuleCase(
-        name=name,
-        mock=mock,
-        inputs=common,
-        layout=_script("b"),
-        nodes=r"(?!terraform_data)\w+\.node\[",
-        # What sets a machine up, or hands a layout on, is none.
-        carriers=r"terraform_data\.(layout|worker_layout)\b",
-        answers=answers,
-        providers=providers or {},
-        over_ssh=True,
-    )
-
-
-DIGITALOCEAN = over_ssh(
-    "digitalocean",
-    "digitalocean",
-    "tls",
-    region="nyc2",
-    machine_types=["gpu-h100x1-80gb"],
-    image="gpu-h100x1-base",
-    allow_cidrs=["203.0.113.7/32"],
-    labels={"team": "ml"},
-)
-
-VERDA = over_ssh(
-    "verda",
-    "verda",
-    "tls",
-    region="FIN-02",
-    machine_types=["1H100.80S.32V"],
-    image="ubuntu-24.04-cuda-12.8-open-docker",
-)
-
-
 def lambda_answers(world: World) -> None:
     """An account whose firewall lets in SSH, as it is made, and the scheduler's port."""
     rules = [
@@ -249,50 +205,46 @@ def lambda_answers(world: World) -> None:
     world.answer("data.lambdalabs_firewall", {"rules": rules})
 
 
-LAMBDA = over_ssh(
-    "lambda",
-    "lambdalabs",
-    answers=lambda_answers,
-    region="us-east-1",
-    machine_types=["gpu_1x_h100_pcie"],
-    image="lambda-stack",
-    known_hosts="known_hosts",
-)
+def over_ssh(name: str, answers: Callable[[World], None] = nothing, **given: Any) -> ModuleCase:
+    """The case of a module whose machines are set up over SSH. given: inputs (besides the usual ones), mock and
+    providers, as in tests/clouds."""
+    common = {
+        **_script("a"),
+        "user_data_revision": "1",
+        "versions": {"python": "3.12", "requirements": ["cloudpickle==3.1.2"]},
+        "ssh_public_key": PUBLIC_KEY,
+        **given["inputs"],
+    }
+    return ModuleCase(
+        name=name,
+        mock=tuple(given.get("mock", ())),
+        inputs=common,
+        layout=_script("b"),
+        nodes=r"(?!terraform_data)\w+\.node\[",
+        # What sets a machine up, or hands a layout on, is none.
+        carriers=r"module\.hosts\.terraform_data\.(layout|worker_layout)\b",
+        answers=answers,
+        providers=given.get("providers", {}),
+        over_ssh=True,
+    )
 
-NEBIUS = over_ssh(
-    "nebius",
-    "nebius",
-    "tls",
-    region="eu-north1",
-    project_id="project-e00abc",
-    subnet_id="vpcsubnet-e00abc",
-    machine_types=["gpu-h100-sxm/1gpu-16vcpu-200gb"],
-    image="ubuntu24.04-cuda12",
-    allow_cidrs=["203.0.113.7/32"],
-)
 
-OCI = over_ssh(
-    "oci",
-    "oci",
-    "tls",
-    region="us-phoenix-1",
-    compartment_id="ocid1.compartment.oc1..aaaa",
-    availability_domain="Uocm:PHX-AD-1",
-    machine_types=["VM.GPU.A10.1"],
-    image="ocid1.image.oc1.phx.aaaa",
-    allow_cidrs=["203.0.113.7/32"],
-)
+# By kind, from tests/clouds/KIND.toml: mock, the schemas of the Terraform providers; providers, their configuration;
+# inputs of the module; replacing, changes of them that make a machine anew; pool and provider, the fields of a pool
+# there and of its provider besides the key and the networks.
+CLOUDS: dict[str, dict[str, Any]] = {
+    path.stem: tomllib.loads(path.read_text()) for path in sorted((ROOT / "tests" / "clouds").glob("*.toml"))
+}
+_OVER_SSH = {
+    kind: over_ssh(kind, {"lambda": lambda_answers}.get(kind, nothing), **given) for kind, given in CLOUDS.items()
+}
+AZURE, DIGITALOCEAN, LAMBDA, VERDA = (_OVER_SSH[kind] for kind in ("azure", "digitalocean", "lambda", "verda"))
 
-AZURE = over_ssh(
-    "azure",
-    "azurerm",
-    "tls",
-    providers={"azurerm": {"features": {}}},
-    region="eastus",
-    machine_types=["Standard_NC40ads_H100_v5"],
-    image="microsoft-dsvm:ubuntu-hpc:2204:latest",
-    allow_cidrs=["203.0.113.7/32"],
-)
+
+def access(kind: str) -> Inputs:
+    """What the provider of a cloud over SSH has to be given."""
+    access = {"ssh_public_key": PUBLIC_KEY, "allow_cidrs": ["203.0.113.7/32"]}
+    return {name: value for name, value in access.items() if read(kind).takes(name)} | CLOUDS[kind].get("provider", {})
 
 
 # modules/runpod
@@ -315,36 +267,6 @@ RUNPOD = ModuleCase(
     layout={"user_data_head": f"{_SCRIPT} b\n", "user_data_worker": f"{_SCRIPT} b\n"},
     nodes=r"runpod_pod\.",
     api=marketplaces.runpod,
-)
-
-VULTR = over_ssh(
-    "vultr",
-    "vultr",
-    "tls",
-    region="ewr",
-    machine_types=["vcg-l40s-16c-180g-48vram"],
-    image="2284",
-    allow_cidrs=["203.0.113.7/32", "2001:db8::/32"],
-)
-
-CRUSOE = over_ssh(
-    "crusoe",
-    "crusoe",
-    "tls",
-    region="us-east1-a",
-    machine_types=["h100-80gb-sxm-ib.8x"],
-    image="ubuntu22.04-nvidia-sxm-docker:latest",
-    allow_cidrs=["203.0.113.7/32"],
-)
-
-SCALEWAY = over_ssh(
-    "scaleway",
-    "scaleway",
-    "tls",
-    region="fr-par-2",
-    machine_types=["H100-1-80G"],
-    image="ubuntu_jammy_gpu_os_12",
-    allow_cidrs=["203.0.113.7/32"],
 )
 
 
@@ -407,7 +329,7 @@ VASTAI = ModuleCase(
 )
 
 
-CASES = (LOCAL, AWS, GCP, DIGITALOCEAN, VERDA, LAMBDA, NEBIUS, OCI, AZURE, RUNPOD, VULTR, SCALEWAY, CRUSOE, VASTAI)
+CASES = (LOCAL, AWS, GCP, RUNPOD, VASTAI, *_OVER_SSH.values())
 
 # Modules that need an engine or machines, or whose nodes no manifest lists: their whole life is in tests of their own.
 BY_THEMSELVES = {

@@ -36,6 +36,11 @@ ODD_PARTED_CONFIGS = """\
 """
 
 
+def module_source(name: str) -> str:
+    """The source of the module *name* for a root anywhere. Its siblings come with it: what stands before // does."""
+    return f"{ROOT}/modules//{name}"
+
+
 def python_path(*folders: Path) -> str:
     """PYTHONPATH of a process that is to import what this one does, and what is in *folders*."""
     return os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT), *map(str, folders)]))

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from engine_bed import NO_PYTHON, NODE, PREPARED, WHEELS, Engine
 from fleet import left, processes, skyinfra, until
-from support import ROOT
+from support import ROOT, module_source
 
 import skyinfra as sky
 from skyinfra.bootstrap import runner_wheel
@@ -283,7 +283,7 @@ def test_the_example_with_a_prepared_image(tmp_path: Path, clean: Engine) -> Non
     link = "ln -s /srv/runner/bin/skyinfra-runner /usr/local/bin/"
     clean.image(PREPARED, NODE, f"{install} && {link}", copied={str(tmp_path / wheel.name): f"/{wheel.name}"})
     text = (MODULE / "examples" / "prepared" / "main.tf").read_text()
-    text = text.replace("../..", str(MODULE)).replace("registry.example.com/skyinfra", PREPARED)
+    text = text.replace("../..", module_source("container")).replace("registry.example.com/skyinfra", PREPARED)
     (tmp_path / "main.tf").write_text(text)
     applied = Terraform(tmp_path)
     applied.prepare()

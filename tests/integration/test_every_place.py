@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -13,31 +13,30 @@ import pytest
 from far_end.stand_in import far_end
 from fleet import skyinfra
 from mock_provider.bed import Bed, served
-from module_cases import CASES, PUBLIC_KEY
+from module_cases import CASES, CLOUDS, access
 
 from skyinfra import providers
 
-ACCESS = f'ssh_public_key="{PUBLIC_KEY}", allow_cidrs=["203.0.113.7/32"]'
 RUNNER = f'image=sky.Image(runner="https://packages.example.com/skyinfra-0.1.0-py3-none-any.whl#sha256={"a" * 64}")'
+
+
+def _call(fields: Mapping[str, object]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in fields.items())
+
+
+def _over_ssh(kind: str) -> str:
+    name = providers.deployable()[kind].__name__
+    return f"{_call(CLOUDS[kind]['pool'])}, provider=sky.{name}({_call(access(kind))})"
+
+
 # What a pool declares there. Whatever is deployable has to be here.
 POOLS = {
     "aws": 'accelerator="H100:8/3g.40gb", provider=sky.AWS()',
-    "digitalocean": f'accelerator="H100/3g.40gb", provider=sky.DigitalOcean({ACCESS})',
     "gcp": 'accelerator="A100-40GB:2/3g.20gb", provider=sky.GCP(project="my-project")',
     "gcptpu": 'accelerator=sky.accelerators.TPUv5e_16(), provider=sky.GCP(project="my-project")',
-    "azure": f'accelerator="H100-NVL", provider=sky.Azure({ACCESS})',
-    "nebius": f"""accelerator="H100", provider=sky.Nebius(
-        project_id="project-e00x", subnet_id="vpcsubnet-e00x", {ACCESS})""",
-    "oci": f"""accelerator="A10", provider=sky.OCI(
-        compartment_id="ocid1.compartment.oc1..a", availability_domain="Uocm:PHX-AD-1",
-        image="ocid1.image.oc1.phx.a", {ACCESS})""",
-    "lambda": f'accelerator="GH200", provider=sky.Lambda(ssh_public_key="{PUBLIC_KEY}")',
     "runpod": f"accelerator=sky.accelerators.RTX_4090(count=2), provider=sky.RunPod(), {RUNNER}",
-    "crusoe": f'accelerator="L40S", provider=sky.Crusoe({ACCESS})',
-    "scaleway": f'accelerator="L4", provider=sky.Scaleway({ACCESS})',
-    "vultr": f'accelerator="L40S", provider=sky.Vultr({ACCESS})',
     "vastai": f"accelerator=sky.accelerators.RTX_4090(count=2), max_hourly_cost=2, provider=sky.VastAI(), {RUNNER}",
-    "verda": f'accelerator="H100", spot=True, provider=sky.Verda(ssh_public_key="{PUBLIC_KEY}")',
+    **{kind: _over_ssh(kind) for kind in CLOUDS},
 }
 # No two machines have one address: where the types of machines have theirs.
 ADDRESSES = {

@@ -14,6 +14,8 @@ from mock_provider.bed import Bed, served
 from module_cases import GCP, gcp_answers
 from support import ROOT
 
+# The machines, the disk of the head and what reaches the nodes stand in the module that gcp calls.
+GOOGLE = "module.google."
 INSTANCE, TEMPLATE = "google_compute_instance", "google_compute_instance_template"
 GROUP = "google_compute_region_instance_group_manager"
 
@@ -39,7 +41,7 @@ def declare(bed: Bed, **inputs: Any) -> dict[str, str]:
     root = {
         "terraform": {"required_providers": {"google": {"source": "registry.terraform.io/hashicorp/google"}}},
         "provider": GCP.providers,
-        "module": {"train": {"source": str(GCP.folder), "name": "train", **GCP.inputs, **inputs}},
+        "module": {"train": {"source": GCP.source, "name": "train", **GCP.inputs, **inputs}},
         "output": {"fleet": {"value": "${module.train.fleet}", "sensitive": True}},
     }
     bed.write(json.dumps(root), "main.tf.json")
@@ -90,10 +92,14 @@ def test_the_runner_is_in_the_metadata_and_stays_until_it_is_upgraded(bed: Bed, 
     runner.write_bytes(old[:-1] + b"y")
     newer = {**given, "versions": {"python": "3.13", "requirements": []}}
     assert declare(bed, **newer) == {}
-    again = [f"-replace=module.train.terraform_data.{name}[0]" for name in ("runner", "versions")]
+    again = [f"-replace=module.train.module.google.terraform_data.{name}[0]" for name in ("runner", "versions")]
     changes = {address.removeprefix("module.train."): action for address, action in bed.changes(*again).items()}
-    assert changes.pop("terraform_data.runner[0]") == changes.pop("terraform_data.versions[0]") == "replace"
-    assert changes == {f'{INSTANCE}.node["train-{number}"]': "update" for number in range(2)}
+    assert (
+        changes.pop(f"{GOOGLE}terraform_data.runner[0]")
+        == changes.pop(f"{GOOGLE}terraform_data.versions[0]")
+        == "replace"
+    )
+    assert changes == {f'{GOOGLE}{INSTANCE}.node["train-{number}"]': "update" for number in range(2)}
     bed.apply(*again)
     after = delivered()
     assert (after["python"], after["wheel"]["sha256"]) == ("3.13", hashlib.sha256(runner.read_bytes()).hexdigest())
@@ -119,10 +125,10 @@ def test_a_group_for_spot_and_for_several_types(bed: Bed, runner: Path) -> None:
     assert {each["rank"]: each["machine_types"] for each in chosen} == {0: types[:1], 1: types[1:]}
     # In place: the size, the layout; a new runner is for the nodes that come later.
     assert declare(bed, **{**spot, **GCP.layout, "node_count": 5}) == {
-        f'{INSTANCE}.node["train-head"]': "update",
+        f'{GOOGLE}{INSTANCE}.node["train-head"]': "update",
         f"{GROUP}.workers[0]": "update",
     }
-    changes = bed.changes("-replace=module.train.terraform_data.versions[0]")
+    changes = bed.changes("-replace=module.train.module.google.terraform_data.versions[0]")
     assert changes[f"module.train.{TEMPLATE}.group[0]"] == "replace"
     assert changes[f"module.train.{GROUP}.workers[0]"] == "update"
 
@@ -164,7 +170,7 @@ def test_nodes_that_are_bound_to_a_reservation_end_with_it(bed: Bed) -> None:
         "DELETE",
     )
     assert scheduling["automatic_restart"] and scheduling["on_host_maintenance"] == "TERMINATE"
-    assert declare(bed, **{**given, "reservation_bound": False})[f'{INSTANCE}.node["train-0"]'] == "replace"
+    assert declare(bed, **{**given, "reservation_bound": False})[f'{GOOGLE}{INSTANCE}.node["train-0"]'] == "replace"
     declare(bed, **given, group=True)
     bed.apply()
     [template] = bed.world.asked(TEMPLATE)
@@ -186,7 +192,7 @@ def test_the_interfaces_of_gpudirect(bed: Bed) -> None:
     bed.apply()
     assert [each["nic_type"] for each in instances(bed)["train-0"]["network_interface"]] == ["GVNIC"]
     changes = declare(bed, **given, gpudirect=True)
-    assert {changes[f'{INSTANCE}.node["train-{number}"]'] for number in range(2)} == {"replace"}
+    assert {changes[f'{GOOGLE}{INSTANCE}.node["train-{number}"]'] for number in range(2)} == {"replace"}
     bed.apply()
     assert bed.changes() == {}
     networks = {each["name"].rpartition("-")[2]: each for each in bed.world.asked("google_compute_network")}
@@ -233,10 +239,12 @@ def test_what_replaces_a_node(bed: Bed) -> None:
     given = {"node_count": 2, "labels": {"team": "a"}}
     declare(bed, **given)
     bed.apply()
-    everything = {f'{INSTANCE}.node["train-{number}"]': "replace" for number in range(2)}
+    everything = {f'{GOOGLE}{INSTANCE}.node["train-{number}"]': "replace" for number in range(2)}
 
     def machines(**inputs: Any) -> dict[str, str]:
-        return {at: what for at, what in declare(bed, **{**given, **inputs}).items() if at.startswith(INSTANCE)}
+        return {
+            at: what for at, what in declare(bed, **{**given, **inputs}).items() if at.startswith(f"{GOOGLE}{INSTANCE}")
+        }
 
     for changed in (
         {"user_data_revision": "2"},
@@ -251,7 +259,7 @@ def test_what_replaces_a_node(bed: Bed) -> None:
     in_place = dict.fromkeys(everything, "update")
     assert machines(labels={"team": "b"}) == in_place
     assert machines(user_data_head="#cloud-config\n# new\n", zones=["us-central1-a", "us-central1-f"]) == {}
-    assert declare(bed, **given, head_volume_gb=40) == {"google_compute_disk.head": "update"}
+    assert declare(bed, **given, head_volume_gb=40) == {f"{GOOGLE}google_compute_disk.head": "update"}
     refused(bed, "the nodes stand in us-central1-a, which is not among us-central1-f", **given, zones=["us-central1-f"])
 
 

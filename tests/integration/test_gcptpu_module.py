@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from mock_provider.bed import Bed, served
 from module_cases import gcp_answers
-from support import ROOT
+from support import ROOT, module_source
 
 from skyinfra.offers import load
 from skyinfra.protocol.manifest import Manifest
@@ -48,7 +48,7 @@ def declare(bed: Bed, **inputs: Any) -> dict[str, str]:
         "provider": {name: {"alias": "there", **place} for name in PROVIDERS},
         "module": {
             "train": {
-                "source": str(ROOT / "modules" / "gcptpu"),
+                "source": module_source("gcptpu"),
                 "providers": {name: f"{name}.there" for name in PROVIDERS},
                 **INPUTS,
                 **inputs,
@@ -94,12 +94,15 @@ def test_the_life_of_a_fleet(bed: Bed, tmp_path: Path) -> None:
     labelled = declare(bed, **{**given, "labels": {"team": "b"}})
     assert set(labelled.values()) == {"update"}
     replaced = declare(bed, **given, user_data_revision="2")
-    nodes = [f'{INSTANCE}.node["train-head"]', *(f'{SLICE}.slice["train-{number}"]' for number in range(2))]
+    nodes = [
+        f'module.google.{INSTANCE}.node["train-head"]',
+        *(f'{SLICE}.slice["train-{number}"]' for number in range(2)),
+    ]
     assert {address: replaced[address] for address in nodes} == dict.fromkeys(nodes, "replace")
     spot = declare(bed, **given, spot=True)
     assert spot == dict.fromkeys(nodes[1:], "replace")
     declare(bed, **given)
-    upgraded = bed.changes("-replace=module.train.terraform_data.runner[0]")
+    upgraded = bed.changes("-replace=module.train.module.google.terraform_data.runner[0]")
     assert {upgraded[f"module.train.{address}"] for address in nodes} == {"update"}
     bed.destroy()
     assert bed.world.standing() == {}
@@ -132,7 +135,6 @@ def test_the_hosts_of_a_slice(bed: Bed) -> None:
         ("user_data_worker: needed", {"user_data_worker": ""}),
         ("machine_types: one accelerator type", {"machine_types": ["v5litepod-4", "v4-8"]}),
         ("machine_types: one accelerator type", {"machine_types": ["n1-standard-8"]}),
-        ("disk_gb: the boot disk of a TPU", {"disk_gb": 100}),
         ("zones: at least one zone", {"zones": []}),
         ("node_count: a slice of 2 hosts is a fleet of its own", {"hosts": 2, "node_count": 2}),
         ("hosts: a whole number", {"hosts": 0}),
@@ -149,7 +151,7 @@ def test_what_its_readme_shows_is_valid(bed: Bed) -> None:
     [shown] = [each.partition("```")[0] for each in text.split("```hcl\n")[1:]]
     for name in ("head.sh", "worker.sh"):
         bed.write("#!/bin/sh\n", name)
-    bed.write(shown.replace("./modules/gcptpu", str(ROOT / "modules" / "gcptpu")))
+    bed.write(shown.replace("./modules/gcptpu", module_source("gcptpu")))
     bed.run("init", "-no-color")
     bed.run("validate", "-no-color")
     bed.run("fmt", "-check", "-recursive", str(ROOT / "modules" / "gcptpu"))

@@ -12,7 +12,7 @@ import pytest
 from far_end.stand_in import calls, far_end, node_file
 from mock_provider.bed import Bed, served
 from mock_provider.world import Failure
-from module_cases import AZURE, CASES, DIGITALOCEAN, LAMBDA, VERDA, ModuleCase
+from module_cases import AZURE, CASES, CLOUDS, DIGITALOCEAN, LAMBDA, VERDA, ModuleCase
 from support import ROOT
 
 from skyinfra.providers import read
@@ -43,7 +43,7 @@ def clouds(*cases: ModuleCase) -> pytest.MarkDecorator:
 
 
 def declare(bed: Bed, case: ModuleCase = DIGITALOCEAN, **inputs: Any) -> None:
-    module = {"source": str(case.folder), "name": "train", "node_count": 2, **case.inputs, **inputs}
+    module = {"source": case.source, "name": "train", "node_count": 2, **case.inputs, **inputs}
     fleet = {"fleet": {"value": "${module.train.fleet}", "sensitive": True}}
     root = {"provider": case.providers, "module": {"train": module}, "output": fleet}
     bed.write(json.dumps({key: value for key, value in root.items() if value}), "main.tf.json")
@@ -150,8 +150,6 @@ def test_a_machine_that_its_cloud_has_lost_is_made_anew_and_the_others_hear_of_i
         ({"allow_cidrs": []}, "allow_cidrs: the nodes are set up over SSH"),
         ({"allow_cidrs": ["203.0.113.7/24"]}, "allow_cidrs: the first address of a network"),
         ({"ssh_public_key": ""}, "ssh_public_key: one line such as"),
-        ({"spot": True}, "spot: DigitalOcean has no interruptible capacity"),
-        ({"disk_gb": 10}, "disk_gb: the disk of a droplet comes with its size"),
         ({"gpu_partition_mode": "CPX"}, "PARTITION_MODE_DPX_NPS2"),
         ({"user_data_worker": ""}, "user_data_worker: needed"),
         ({"versions": None, "user_data_head": "@SKYINFRA_BUCKET@/versions.json"}, "versions: the user data ask"),
@@ -171,71 +169,6 @@ def test_a_machine_that_is_gone_hinders_no_destroy(bed: Bed, machines: Path) -> 
     assert bed.world.standing() == {} and not (machines / "calls").exists()
 
 
-# What makes a machine anew, one at a time: by module.
-REPLACING: dict[str, list[dict[str, Any]]] = {
-    "digitalocean": [
-        {"image": "gpu-h100x8-base"},
-        {"machine_types": ["gpu-h200x1-141gb"]},
-        {"region": "tor1"},
-        {"vpc_id": "mine"},
-        {"gpu_partition_mode": "PARTITION_MODE_DPX_NPS2"},
-    ],
-    "verda": [
-        {"image": "ubuntu-24.04"},
-        {"machine_types": ["1A100.22V"]},
-        {"region": "FIN-03"},
-        {"disk_gb": 200},
-        {"spot": True},
-    ],
-    "oci": [
-        {"image": "ocid1.image.oc1.phx.bbbb"},
-        {"machine_types": ["VM.GPU.A10.2"]},
-        {"availability_domain": "Uocm:PHX-AD-2"},
-        {"disk_gb": 200},
-        {"spot": True},
-    ],
-    "azure": [
-        {"image": "Canonical:ubuntu-24_04-lts:server:latest"},
-        {"machine_types": ["Standard_NC80adis_H100_v5"]},
-        {"machine_types": ["Standard_ND96isr_H100_v5"], "infiniband": True},
-        {"region": "westeurope"},
-        {"zone": "2"},
-        {"resource_group": "mine"},
-        {"disk_gb": 200},
-        {"spot": True},
-    ],
-    "vultr": [
-        {"image": "1743"},
-        {"machine_types": ["vcg-a16-6c-64g-16vram"]},
-        {"region": "fra"},
-    ],
-    "crusoe": [
-        {"image": "ubuntu22.04:latest"},
-        {"machine_types": ["l40s-48gb.1x"]},
-        {"region": "eu-iceland1-a"},
-    ],
-    "scaleway": [
-        {"image": "ubuntu_noble"},
-        {"machine_types": ["L4-1-24G"]},
-        {"region": "pl-waw-2"},
-        {"disk_gb": 200},
-    ],
-    "lambda": [{"machine_types": ["gpu_1x_a10"]}, {"region": "us-west-1"}],
-    "nebius": [
-        {"image": "ubuntu24.04-driverless"},
-        {"machine_types": ["gpu-h200-sxm/1gpu-16vcpu-200gb"]},
-        {"project_id": "project-e00def"},
-        {"subnet_id": "vpcsubnet-e00def"},
-        {"disk_gb": 200},
-        {"spot": True},
-    ],
-}
-
-
-def test_it_is_known_of_every_cloud_what_makes_a_machine_anew() -> None:
-    assert set(REPLACING) == {case.name for case in CASES if case.over_ssh}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("bed", "case"), [pytest.param(each, each, id=each.name) for each in CASES if each.over_ssh], indirect=["bed"]
@@ -247,7 +180,7 @@ def test_what_makes_a_machine_anew_and_what_does_not(bed: Bed, case: ModuleCase)
         [kind] = read(case.name).terraform["machines"]
         return {action for address, action in bed.changes().items() if address.startswith(f"module.train.{kind}.node[")}
 
-    for inputs in REPLACING[case.name]:
+    for inputs in CLOUDS[case.name]["replacing"]:
         declare(bed, case, **inputs)
         assert machines() == {"replace"}, inputs
     for kept in (
@@ -348,7 +281,12 @@ def _lose(bed: Bed, name: str) -> None:
 
 
 def test_nothing_of_a_module_is_said_twice() -> None:
-    """The files that set machines up are copies, and nothing in them is of one provider."""
-    for name in ("hosts.tf", "machines.tf", "keys.tf", "host.sh", "node.sh"):
-        text = (ROOT / "modules" / name).read_text().lower()
-        assert not [each for each in ("digitalocean", "verda", "lambda", "azure") if each in text], name
+    """What sets machines up stands once, and nothing in it is of one provider."""
+    files = [path for path in (ROOT / "modules" / "hosts").iterdir() if path.suffix in (".tf", ".sh")]
+    assert {"main.tf", "host.sh", "node.sh"} <= {path.name for path in files}
+    for path in files:
+        text = path.read_text().lower()
+        assert not [each for each in ("digitalocean", "verda", "lambda", "azure") if each in text], path.name
+    for case in (each for each in CASES if each.over_ssh):
+        module = "".join(path.read_text() for path in case.folder.glob("*.tf"))
+        assert 'source = "../hosts"' in module and "provisioner" not in module, case.name

@@ -77,7 +77,7 @@ def test_another_head_is_another_address_and_other_workers(case: ModuleCase, mar
     # Its port is another one after a reset, which nobody says.
     server.moved = 7
     assert bed.changes() == {}
-    bed.apply("-replace=module.train.terraform_data.found")
+    bed.apply("-replace=module.train.module.market.terraform_data.found")
     fleet = bed.output("fleet")
     after = {node["name"]: node["id"] for node in fleet["nodes"]}
     assert fleet["head"]["port"] == 43008
@@ -127,10 +127,12 @@ def test_a_key_that_is_missing_is_said(market: tuple[Bed, Marketplace]) -> None:
 
 def test_an_apply_that_was_cut_off_says_how_to_go_on(market: tuple[Bed, Marketplace]) -> None:
     bed, _ = market
-    bed.apply("-target=module.train.terraform_data.found")
+    bed.apply("-target=module.train.module.market.terraform_data.found")
     for left in bed.folder.glob(".skyinfra*"):
         left.unlink()
     bed.run("apply", "-no-color", "-auto-approve", code=1)
-    assert "-replace=module.train.terraform_data.found" in "".join(bed.printed[-1].split("\n")).replace("│", "")
-    bed.apply("-replace=module.train.terraform_data.found")
+    assert "-replace=module.train.module.market.terraform_data.found" in "".join(bed.printed[-1].split("\n")).replace(
+        "│", ""
+    )
+    bed.apply("-replace=module.train.module.market.terraform_data.found")
     assert bed.changes() == {}

@@ -5,35 +5,34 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
-import tomllib
 from pathlib import Path
 
 import pytest
 from fleet import SCRIPTS, environment, processes, until
-from support import ROOT
+from support import ROOT, module_source
 
 import skyinfra as sky
+from skyinfra.bootstrap import bundled
 from skyinfra.client import open_pool
 from skyinfra.protocol.manifest import Manifest
-from skyinfra.providers import Data
+from skyinfra.providers import read
 from skyinfra.terraform.program import Terraform, find_program
-from tools import core, new_provider
 
-MODULES = sorted(path for path in (ROOT / "modules").iterdir() if path.is_dir())
-CORE = {
-    "name",
-    "node_count",
-    "machine_types",
-    "image",
-    "disk_gb",
-    "spot",
-    "user_data_head",
-    "user_data_worker",
-    "ssh_public_key",
-    "allow_cidrs",
-    "labels",
+# Those that people call have a README; the others are called by them.
+MODULES = sorted(path.parent for path in (ROOT / "modules").glob("*/README.md"))
+SIBLINGS = sorted({*(path for path in (ROOT / "modules").iterdir() if path.is_dir())} - {*MODULES})
+CORE = {"name", "stack", "node_count", "user_data_head", "user_data_worker", "slots", "scheduler_port"}
+# Inputs that a module has where its place has what they ask for.
+ABLE = {"machine_types", "image", "disk_gb", "spot", "ssh_public_key", "allow_cidrs", "labels"}
+
+# Machines that stand already, containers and processes: they have the image, keys and firewall that they have.
+NO_CLOUD = {
+    "ssh": ("image", "ssh_public_key", "allow_cidrs"),
+    "container": ("ssh_public_key", "allow_cidrs"),
+    "local": ("image", "ssh_public_key", "allow_cidrs"),
 }
+# What one module has to have where another has it too: the same type.
+COMMON = CORE | ABLE | {"runner_file", "versions", "user_data_revision"}
 
 
 def variables(module: Path) -> dict[str, str]:
@@ -47,17 +46,26 @@ def type_of(body: str) -> str:
     return "".join(found[1].split()) if found else ""
 
 
-def test_the_core_of_the_modules_has_one_source() -> None:
-    assert [folder.name for folder in core.folders()] == [m.name for m in MODULES if m.name not in core.APART]
-    for source, copy in core.copies():
-        assert copy.read_bytes() == source.read_bytes(), f"{copy}: run python -m tools.core"
+def test_what_modules_share_stands_once() -> None:
+    assert [path.name for path in SIBLINGS] == ["core", "google", "hosts", "market"]
+    for module in MODULES:
+        called = {path.name for path in bundled.modules([module.name], ROOT / "modules")} - {module.name}
+        # Nodes of local are processes, whose configuration is complete only once the head listens.
+        assert ("core" in called) is (module.name != "local")
+    files = [path for path in (ROOT / "modules").rglob("*") if path.suffix in (".sh", ".py", ".tf")]
+    texts = [
+        path.read_bytes()
+        for path in files
+        if "examples" not in path.parts and path.name not in ("moved.tf", "variables.tf") and path.stat().st_size > 1000
+    ]
+    assert len(texts) == len(set(texts)) > 40
 
 
 def test_the_core_inputs_have_the_same_types_everywhere() -> None:
     of_aws = variables(ROOT / "modules" / "aws")
     for module in MODULES:
         for name, body in variables(module).items():
-            if name in CORE or f'variable "{name}"' in (ROOT / "modules" / "core.tf").read_text():
+            if name in COMMON:
                 assert type_of(body) == type_of(of_aws[name]) != "", f"{module.name}: {name}"
 
 
@@ -69,33 +77,39 @@ def terraform(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda path: path.name)
 def test_a_module_is_whole(module: Path, tmp_path: Path) -> None:
-    for name in ("main.tf", "variables.tf", "outputs.tf", "versions.tf", "README.md"):
+    for name in ("main.tf", "variables.tf", "README.md"):
         assert (module / name).is_file()
     assert terraform(module, "fmt", "-check", "-diff", "-recursive").stdout == ""
-    blocks = variables(module)
-    assert set(blocks) >= CORE
+    blocks, data = variables(module), read(module.name)
+    # The head of local nodes takes a port that is free.
+    assert set(blocks) >= CORE - ({"scheduler_port"} if module.name == "local" else set())
+    for name in ABLE:
+        assert (name in blocks) is (data.takes(name) and name not in NO_CLOUD.get(module.name, ())), name
     for name, body in blocks.items():
         assert re.search(r"^  description = ", body, re.MULTILINE), f"{name} has no description"
         kind = re.search(r"^  type += (.*)", body, re.MULTILINE)
         assert kind and kind.group(1) != "any", f"{name} has no type"
         assert re.search(rf"`{name}`", (module / "README.md").read_text()), f"{name} is not in the README"
-    outputs = (module / "outputs.tf").read_text()
-    assert re.search(r'output "fleet" \{[^}]*sensitive\s+= true', outputs, re.DOTALL)
+    text = "".join(path.read_text() for path in module.glob("*.tf"))
+    assert re.search(r'output "fleet" \{[^}]*sensitive\s+= true', text, re.DOTALL)
+    assert len(re.findall(r"^  required_version = ", text, re.MULTILINE)) == 1
+
+
+@pytest.mark.parametrize("module", SIBLINGS, ids=lambda path: path.name)
+def test_a_module_that_others_call_is_whole(module: Path) -> None:
+    assert terraform(module, "fmt", "-check", "-diff").stdout == ""
+    text = "".join(path.read_text() for path in module.glob("*.tf"))
+    for kind in ("variable", "output"):
+        for name, body in re.findall(rf'^{kind} "(\w+)" \{{\n(.*?)^\}}', text, re.MULTILINE | re.DOTALL):
+            assert re.search(r"^  description = ", body, re.MULTILINE), f"{name} has no description"
+            assert kind == "output" or "any" not in re.findall(r"\b\w+\b", type_of(body)), f"{name} has no type"
+            assert kind == "output" or re.search(rf"\bvar\.{name}\b", text), f"{name} is not used"
 
 
 # Inputs that make no sense at a module, and what is said of them.
 REFUSED = (
-    ("local", "spot = true", "a local node is not bought"),
-    ("local", 'image = "ami-1"', "runs on this machine"),
-    ("local", "disk_gb = 10", "this machine's disk"),
-    ("local", 'allow_cidrs = ["0.0.0.0/0"]', "loopback"),
-    ("local", 'ssh_public_key = "ssh-ed25519 x"', "nothing to log in to"),
     ("local", "node_count = 0", "at least 1"),
-    ("container", "spot = true", "a container is not bought"),
     ("container", 'image = "-v"', "the name of an image"),
-    ("container", "disk_gb = 10", "its host's disk"),
-    ("container", 'allow_cidrs = ["0.0.0.0/0"]', "lets in everybody or its own machine"),
-    ("container", 'ssh_public_key = "ssh-ed25519 x"', "no SSH server"),
     ("container", 'labels = { "skyinfra.node" = "x" }', "which is taken"),
     ("container", 'engine = "crun"', "docker, podman"),
     ("container", 'host = "gpu1"', "ssh://user@host"),
@@ -109,7 +123,7 @@ def _refused(folder: Path, *given: tuple[str, str]) -> str:
     """What a plan of modules with these lines says, in one line."""
     common = 'name = "x"\n user_data_head = "{}"'
     calls = [
-        f'module "x{number}" {{\n source = "{ROOT}/modules/{module}"\n {common}\n {line}\n}}\n'
+        f'module "x{number}" {{\n source = "{module_source(module)}"\n {common}\n {line}\n}}\n'
         for number, (module, line) in enumerate(given)
     ]
     (folder / "main.tf").write_text("".join(calls))
@@ -141,7 +155,7 @@ def test_inputs_of_containers_that_do_not_go_together_are_refused(line: str, wor
 def test_the_example_of_the_containers_readme_is_valid(tmp_path: Path) -> None:
     example = re.search(r"```hcl\n(.*?)```", (ROOT / "modules" / "container" / "README.md").read_text(), re.DOTALL)
     assert example
-    (tmp_path / "main.tf").write_text(example.group(1).replace("./modules/container", f"{ROOT}/modules/container"))
+    (tmp_path / "main.tf").write_text(example.group(1).replace("./modules/container", module_source("container")))
     for name in re.findall(r'"([\w.-]+\.(?:sh|whl))"', example.group(1)):
         (tmp_path / name).write_text("#!/bin/sh\n")
     assert terraform(tmp_path, "init").returncode == 0
@@ -153,11 +167,6 @@ def test_the_example_of_the_containers_readme_is_valid(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("spot = true", "is not bought"),
-        ('image = "ami-1"', "has its own"),
-        ("disk_gb = 10", "has its own disk"),
-        ('allow_cidrs = ["0.0.0.0/0"]', "the firewall of a machine that stands already is yours"),
-        ('ssh_public_key = "ssh-ed25519 x"', "the keys it has"),
         ("node_count = 2", "1 hosts are given"),
         ("hosts = []", "at least one"),
         ('hosts = [{ address = "a" }, { address = "A" }]\n node_count = 2', "none twice"),
@@ -171,7 +180,7 @@ def test_the_example_of_the_containers_readme_is_valid(tmp_path: Path) -> None:
 def test_inputs_that_hosts_cannot_have_are_refused(line: str, words: str, tmp_path: Path) -> None:
     hosts = "" if "hosts =" in line else '\n hosts = [{ address = "a" }]'
     (tmp_path / "main.tf").write_text(
-        f'module "x" {{\n source = "{ROOT}/modules/ssh"\n name = "x"\n user_data_head = "x"\n {line}{hosts}\n}}\n'
+        f'module "x" {{\n source = "{module_source("ssh")}"\n name = "x"\n user_data_head = "x"\n {line}{hosts}\n}}\n'
     )
     assert terraform(tmp_path, "init").returncode == 0
     result = terraform(tmp_path, "plan", "-no-color")
@@ -226,19 +235,3 @@ def test_a_missing_runner_is_named(tmp_path: Path) -> None:
     assert "no-such-runner was not found" in result.stderr and "SKYINFRA_RUNNER" in result.stderr
     assert not (tmp_path / "n").exists()
     assert (SCRIPTS / "skyinfra-runner").exists()
-
-
-def test_the_skeleton_of_a_provider_is_valid(tmp_path: Path) -> None:
-    made = new_provider.make(tmp_path, "somewhere", "Somewhere")
-    module = tmp_path / "modules" / "somewhere"
-    assert terraform(module, "fmt", "-check", "-diff").stdout == ""
-    assert terraform(module, "init").returncode == 0
-    done = terraform(module, "validate", "-no-color")
-    assert done.returncode == 0, done.stderr
-    tables = tomllib.loads((tmp_path / "skyinfra" / "providers" / "somewhere.toml").read_text())
-    assert Data(kind="somewhere", **tables).boot.form == "cloud-config"
-    (code,) = (path for path in made if path.suffix == ".py")
-    subprocess.run([sys.executable, "-m", "ruff", "check", "--config", ROOT / "pyproject.toml", code], check=True)
-    exec(compile(code.read_text(), code, "exec"), {"__name__": "somewhere"})
-    with pytest.raises(SystemExit, match="is there already"):
-        new_provider.make(tmp_path, "somewhere", "Somewhere")

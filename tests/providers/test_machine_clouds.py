@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 from module_cases import CASES, PUBLIC_KEY
+from module_cases import CLOUDS as CASES_OF
+from module_cases import access as needed
 
 import skyinfra as sky
 from skyinfra import providers
@@ -17,27 +19,12 @@ from skyinfra.providers.over_ssh import MachineCloud
 from skyinfra.terraform.cloud_errors import refusals
 
 CLOUDS = [each for each in vars(providers).values() if isinstance(each, type) and issubclass(each, MachineCloud)]
-# What every one of them takes.
-ACCESS: dict[str, Any] = {"ssh_public_key": PUBLIC_KEY, "allow_cidrs": ["203.0.113.7/32"]}
-# What one of them takes besides.
-OWN: dict[str, dict[str, Any]] = {
-    "nebius": {"project_id": "project-e00abc", "subnet_id": "vpcsubnet-e00abc"},
-    "oci": {
-        "compartment_id": "ocid1.compartment.oc1..aaaa",
-        "availability_domain": "Uocm:PHX-AD-1",
-        "image": "ocid1.image.oc1.phx.aaaa",
-    },
-}
-
-# What it carries, where that is no H100.
-CARRIED = {"vultr": "L40S", "crusoe": "L40S"}
+ACCESS = needed("digitalocean")
 
 
 def access(cloud: type[MachineCloud], **fields: Any) -> MachineCloud:
     """The cloud with what it must be given."""
-    firewall = providers.read(cloud.kind).traits.firewall
-    needed = {name: value for name, value in ACCESS.items() if firewall or name != "allow_cidrs"}
-    return cloud(**{**needed, **OWN.get(cloud.kind, {}), **fields})
+    return cloud(**{**needed(cloud.kind), **fields})
 
 
 def selected(provider: providers.Provider, **fields: Any) -> providers.Selection:
@@ -53,7 +40,7 @@ def test_who_sets_machines_up_needs_a_key_and_a_way(cloud: type[MachineCloud]) -
     with pytest.raises(InvalidField, match="ssh_public_key") as caught:
         access(cloud, ssh_public_key=None)
     assert "ssh-keygen -t ed25519" in str(caught.value)
-    if providers.read(cloud.kind).traits.firewall:
+    if providers.read(cloud.kind).takes("allow_cidrs"):
         with pytest.raises(InvalidField, match="allow_cidrs: is needed"):
             access(cloud, allow_cidrs=[])
     else:
@@ -63,10 +50,8 @@ def test_who_sets_machines_up_needs_a_key_and_a_way(cloud: type[MachineCloud]) -
 
 @pytest.mark.parametrize("cloud", CLOUDS, ids=lambda each: each.kind)
 def test_the_user_data_are_a_script_of_any_size(cloud: type[MachineCloud]) -> None:
-    carried = CARRIED.get(cloud.kind, "H100")
-    pool = sky.ComputePool(
-        name="train", nodes=2, provider=access(cloud), accelerator=carried, image=sky.Image(pip=["six"])
-    )
+    fields = {**CASES_OF[cloud.kind]["pool"], "image": sky.Image(pip=["six"])}
+    pool = sky.ComputePool(name="train", nodes=2, provider=access(cloud), **fields)
     deployment = compile_pool(pool, "s")
     data = user_data(deployment)
     assert data.head.startswith("#!/bin/sh\n") and "\nput 0644 /etc/skyinfra/node.json " in data.head
@@ -77,7 +62,9 @@ def test_the_user_data_are_a_script_of_any_size(cloud: type[MachineCloud]) -> No
     assert ("tls" in names) == (providers.read(cloud.kind).traits.host_keys == "given")
 
 
-@pytest.mark.parametrize("cloud", CLOUDS, ids=lambda each: each.kind)
+@pytest.mark.parametrize(
+    "cloud", [each for each in CLOUDS if each.kind in sky.offers.providers()], ids=lambda each: each.kind
+)
 def test_a_second_machine_type_would_never_be_tried(cloud: type[MachineCloud]) -> None:
     types = [o.machine_type for o in sky.offers.load() if o.provider == cloud.kind][:2]
     with pytest.raises(NotSupported, match="no machine groups"):

@@ -213,5 +213,4 @@ def write_readme(made: str) -> None:
 
 def variables() -> list[str]:
     """The names of the module's inputs."""
-    text = "".join(path.read_text() for path in (MODULE / "core.tf", MODULE / "variables.tf"))
-    return re.findall(r'^variable "(\w+)"', text, re.MULTILINE)
+    return re.findall(r'^variable "(\w+)"', (MODULE / "variables.tf").read_text(), re.MULTILINE)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 from collections.abc import Mapping
@@ -12,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from cloud import Cloud
-from support import ROOT, provider_configuration
+from support import ROOT, module_source, provider_configuration
 
 from skyinfra.terraform.program import find_program
 
 MODULE = ROOT / "modules" / "aws"
+SOURCE = module_source("aws")
 # Of the versions the module allows, the one that the tests hold it to.
 PROVIDER_VERSION = "5.100.0"
 
@@ -73,7 +73,7 @@ class Root:
     cloud: Cloud
     printed: list[str] = field(default_factory=list)
 
-    def write(self, pools: Mapping[str, Mapping[str, Any]], more: str = "", source: Path = MODULE) -> None:
+    def write(self, pools: Mapping[str, Mapping[str, Any]], more: str = "", source: str = SOURCE) -> None:
         """The root: a provider for each region, a module for each pool (its inputs; ``region`` picks the provider)."""
         self.folder.mkdir(parents=True, exist_ok=True)
         modules = {name: _module(name, inputs, source) for name, inputs in pools.items()}
@@ -142,8 +142,8 @@ class Root:
         return [value["value"] if isinstance(value, dict) else value for value in values]
 
 
-def _module(name: str, inputs: Mapping[str, Any], source: Path) -> dict[str, Any]:
-    given = {"source": os.fspath(source), "name": name, **BASE, **inputs}
+def _module(name: str, inputs: Mapping[str, Any], source: str) -> dict[str, Any]:
+    given = {"source": source, "name": name, **BASE, **inputs}
     module = {key: value for key, value in given.items() if value is not None}
     region = module.pop("region", "us-east-1")
     module["providers"] = {"aws": "aws" if region == "us-east-1" else "aws.west"}

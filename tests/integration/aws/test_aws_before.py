@@ -49,7 +49,7 @@ def test_the_first_apply_of_this_version_replaces_no_node(root: Root, cloud: Clo
     old = {"user_data_head": OLD_DATA, "user_data_worker": OLD_DATA, "user_data_revision": "of-0.1.0"}
     declared = pools(cloud, **old, versions=None)
     before = module_before(tmp_path)
-    root.write(declared, source=before)
+    root.write(declared, source=str(before))
     (root.folder / "old.whl").write_bytes(b"old")
     root.init()
     root.apply()

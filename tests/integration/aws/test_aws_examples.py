@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from cloud import Cloud
-from roots import MODULE, Root, plan_changes
+from roots import MODULE, SOURCE, Root, plan_changes
 
 from skyinfra.protocol.nodeconfig import HEAD_PLACEHOLDER, NODE_PLACEHOLDER, NodeConfig
 
@@ -70,7 +70,7 @@ def test_everything_that_takes_tags_has_them() -> None:
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
 def test_an_example_is_valid(example: Path, cloud: Cloud, tmp_path: Path) -> None:
     copy = tmp_path / "modules" / "aws"
-    shutil.copytree(MODULE, copy, ignore=shutil.ignore_patterns(".terraform*", "*.tfstate*"))
+    shutil.copytree(MODULE.parent, copy.parent, ignore=shutil.ignore_patterns(".terraform*", "*.tfstate*"))
     root = Root(copy / "examples" / example.name, cloud)
     if example.name == "mig":  # the others are planned below
         root.init()
@@ -88,7 +88,7 @@ def test_the_example_of_the_readme_is_valid(root: Root) -> None:
     root.folder.mkdir()
     for name in ("head.yaml", "worker.yaml"):
         (root.folder / name).write_text("#cloud-config\n")
-    (root.folder / "main.tf").write_text(example.group(1).replace("./modules/aws", str(MODULE)))
+    (root.folder / "main.tf").write_text(example.group(1).replace("./modules/aws", SOURCE))
     root.init()
     root.run("validate")
 
@@ -109,7 +109,7 @@ def test_the_small_user_data_of_an_example_are_what_a_runner_reads() -> None:
 def test_an_example_plans_as_it_stands(root: Root, cloud: Cloud, example: str, nodes: int) -> None:
     """With its own user data, or those that are rendered, it needs no more than it has."""
     copy = root.folder.parent / "modules" / "aws"
-    shutil.copytree(MODULE, copy)
+    shutil.copytree(MODULE.parent, copy.parent)
     root.folder = copy / "examples" / example
     root.init()
     planned = root.plan()

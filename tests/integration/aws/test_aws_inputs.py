@@ -15,12 +15,17 @@ pytestmark = pytest.mark.slow
 G6 = {"machine_types": ["g6.xlarge"]}
 NETWORKS = ["0.0.0.0/0", "203.0.113.0/24", "203.0.113.7/32", "::/0", "2001:DB8::/32", "2001:0db8:0::7/128"]
 
-# Refused by an input's own rule, whatever the rest: the inputs, and what the message says.
-ALONE: list[tuple[dict[str, Any], str]] = [
+# Refused by the rules of modules/core, which a plan looks at once those of the module itself hold.
+OF_ALL: list[tuple[dict[str, Any], str]] = [
     ({**G6, "name": "Upper"}, "name: lower-case letters"),
     ({**G6, "stack": "no spaces"}, "stack: letters, digits"),
     ({**G6, "node_count": 0}, "node_count: a whole number of at least 1"),
     ({**G6, "node_count": 1.5}, "node_count: a whole number of at least 1"),
+    ({**G6, "scheduler_port": 70000}, "scheduler_port: a port, 1 to 65535"),
+    ({**G6, "scheduler_port": 0, "allow_cidrs": NETWORKS}, "scheduler_port: a port, 1 to 65535"),
+]
+# Refused by an input's own rule, whatever the rest: the inputs, and what the message says.
+ALONE: list[tuple[dict[str, Any], str]] = [
     ({"machine_types": []}, "machine_types: at least one instance type"),
     ({"machine_types": ["g6.xlarge", "g6.xlarge"]}, "none of them twice"),
     ({"machine_types": ["H100"]}, "machine_types: EC2 instance types"),
@@ -45,9 +50,7 @@ ALONE: list[tuple[dict[str, Any], str]] = [
     ({**G6, "spot": True, "spot_max_price": 0}, "spot_max_price: more than 0 USD"),
     ({**G6, "capacity_block_id": "block"}, "capacity_block_id: the id of the reservation"),
     ({**G6, "head_image": "ubuntu"}, "head_image: an AMI id"),
-    ({**G6, "scheduler_port": 70000}, "scheduler_port: a port, 1 to 65535"),
     # Networks that are right, however they are written.
-    ({**G6, "scheduler_port": 0, "allow_cidrs": NETWORKS}, "scheduler_port: a port, 1 to 65535"),
     (
         {**G6, "efa_interfaces": {"g6.xlarge": [{"network_card": 0, "device_index": 0, "interface_type": "ena"}]}},
         "the interface type is efa, efa-only or interface",
@@ -112,6 +115,8 @@ def _missing(text: str, cases: list[tuple[dict[str, Any], str]]) -> list[str]:
 
 def test_an_input_that_makes_no_sense_is_refused(root: Root, cloud: Cloud) -> None:
     before = cloud.standing()
+    text = _refused(root, OF_ALL)
+    assert not _missing(text, OF_ALL)
     text = _refused(root, ALONE)
     assert not _missing(text, ALONE)
     assert text.count("allow_cidrs: ") == sum(said.startswith("allow_cidrs: ") for _, said in ALONE)

@@ -13,7 +13,7 @@ from bed_hosts import Hosts
 from bed_machine import Machine
 from bed_tasks import look
 from fleet import until
-from support import ROOT
+from support import module_source
 
 import skyinfra as sky
 from skyinfra.bootstrap import runner_wheel
@@ -47,7 +47,7 @@ def declared(hosts: Hosts, index: str, layout: str) -> str:
     texts = {
         name: text.replace("${", "$${").replace("%{", "%%{") for name, text in inputs.items() if isinstance(text, str)
     }
-    module = {"source": str(ROOT / "modules" / "digitalocean"), **inputs, **texts}
+    module = {"source": module_source("digitalocean"), **inputs, **texts}
     fleet = {"fleet": {"value": "${module.train.fleet}", "sensitive": True}}
     return json.dumps({"module": {"train": module}, "output": fleet})
 

@@ -1,0 +1,211 @@
+# Machines of Compute Engine that Terraform makes one by one, the disk of the head, and the manifest. Project, region and
+# credentials are those of the provider that the caller passes.
+
+module "core" {
+  source = "../core"
+  pool   = var.pool
+  secret = var.secret
+  places = local.places
+  volume = google_compute_disk.head.name
+  limit  = { bytes = 262144, gzip = false, called = "Compute Engine" }
+}
+
+locals {
+  # Names are unique in a project: two fleets of one name differ in the last part.
+  suffix = substr(terraform_data.fleet.id, 0, 6)
+  prefix = "skyinfra-${var.pool.name}-${local.suffix}"
+  labels = merge(var.pool.labels, { skyinfra-stack = lower(substr(var.pool.stack, 0, 63)), skyinfra-pool = var.pool.name })
+  tags   = length(var.pool.network_tags) > 0 ? var.pool.network_tags : [local.prefix]
+}
+
+# Which fleet something is of. It outlives the secret.
+resource "terraform_data" "fleet" {
+  lifecycle {
+    precondition {
+      condition     = (var.group_nodes == 0 && var.pool.node_count == 1) || var.pool.user_data_worker != ""
+      error_message = "user_data_worker: needed, for this pool has nodes besides its head."
+    }
+
+    precondition {
+      condition     = var.pool.versions != null || !can(regex("@SKYINFRA_BUCKET@/versions", "${var.pool.user_data_head}${var.pool.user_data_worker}"))
+      error_message = "versions: the user data ask for versions.json. Give versions and runner_file as `skyinfra render` wrote them."
+    }
+
+    precondition {
+      condition     = local.carried_bytes + max(length(var.pool.user_data_head), length(var.pool.user_data_worker)) <= 500000
+      error_message = "runner_file: ${local.carried_bytes} bytes in base64, and the metadata of a machine take 512 KB with its user data. Give the compressed runner (.whl.bz2), as `skyinfra render` writes it."
+    }
+  }
+}
+
+# A node keeps the image that it was made with until the input itself changes.
+data "google_compute_image" "family" {
+  for_each = { for role, image in var.images : role => split("/", image) if can(regex("/family/", image)) }
+
+  project = each.value[1]
+  family  = each.value[5]
+}
+
+resource "terraform_data" "image" {
+  for_each = var.images
+
+  input            = try(data.google_compute_image.family[each.key].self_link, each.value)
+  triggers_replace = each.value
+
+  lifecycle {
+    ignore_changes = [input]
+  }
+}
+
+# What a machine is replaced for, besides what Google Cloud cannot change on one. Its user data are not among it: they
+# carry the layout the node begins with, and a changed layout reaches running nodes in place.
+resource "terraform_data" "declared" {
+  for_each = toset(var.nodes)
+
+  triggers_replace = [
+    coalesce(var.pool.user_data_revision, sha256(each.key == var.head ? var.pool.user_data_head : var.pool.user_data_worker)),
+    terraform_data.image[var.role].id,
+    var.secret.id,
+    google_compute_address.head.address,
+    each.key == var.head ? google_compute_disk.head.id : "",
+    # It stands in what a node was made from: where the head listens, and where the others look for it.
+    var.pool.scheduler_port,
+    jsonencode([var.machine.type, var.machine.model, var.machine.flex, var.machine.reservation, var.machine.compact, var.pool.service_account]),
+  ]
+}
+
+# What outlives a head that is replaced: its jobs.
+resource "google_compute_disk" "head" {
+  name   = "${local.prefix}-jobs"
+  zone   = var.zone
+  type   = var.machine.disk
+  size   = var.pool.head_volume_gb
+  labels = local.labels
+
+  lifecycle {
+    # A head of another family may take another kind of disk, which would be one without the jobs.
+    ignore_changes = [type]
+  }
+}
+
+resource "google_compute_instance" "node" {
+  for_each = toset(var.nodes)
+
+  name              = "${each.key}-${local.suffix}"
+  machine_type      = var.machine.machine
+  zone              = var.zone
+  labels            = merge(local.labels, { skyinfra-node = each.key })
+  tags              = concat(local.tags, each.key == var.head && length(var.pool.network_tags) == 0 ? ["${local.prefix}-head"] : [])
+  resource_policies = var.machine.policies
+
+  metadata = merge(
+    local.delivered,
+    { (var.user_data_key) = replace(each.key == var.head ? module.core.user_data_head : module.core.user_data_worker, "@SKYINFRA_NODE@", each.key) },
+    each.key == var.head && var.pool.layout != "" ? { skyinfra-layout = var.pool.layout } : {},
+  )
+
+  boot_disk {
+    initialize_params {
+      image  = terraform_data.image[var.role].output
+      size   = var.machine.disk_gb
+      type   = var.machine.disk
+      labels = local.labels
+    }
+  }
+
+  dynamic "attached_disk" {
+    for_each = each.key == var.head ? [google_compute_disk.head.self_link] : []
+
+    content {
+      source      = attached_disk.value
+      device_name = "skyinfra-head"
+    }
+  }
+
+  network_interface {
+    subnetwork = local.subnetwork
+    network_ip = each.key == var.head ? google_compute_address.head.address : null
+    nic_type   = "GVNIC"
+
+    dynamic "access_config" {
+      for_each = each.key == var.head ? google_compute_address.public[*].address : []
+
+      content {
+        nat_ip = access_config.value
+      }
+    }
+  }
+
+  dynamic "network_interface" {
+    for_each = var.machine.direct
+
+    content {
+      subnetwork = network_interface.value.subnetwork
+      nic_type   = network_interface.value.nic_type
+    }
+  }
+
+  dynamic "guest_accelerator" {
+    for_each = var.machine.gpus
+
+    content {
+      type  = guest_accelerator.value.type
+      count = guest_accelerator.value.count
+    }
+  }
+
+  scheduling {
+    provisioning_model          = var.machine.model
+    preemptible                 = var.machine.model == "SPOT"
+    automatic_restart           = contains(["STANDARD", "RESERVATION_BOUND"], var.machine.model)
+    on_host_maintenance         = var.machine.stops ? "TERMINATE" : "MIGRATE"
+    instance_termination_action = var.machine.model == "STANDARD" ? null : "DELETE"
+
+    dynamic "max_run_duration" {
+      for_each = var.machine.flex[*]
+
+      content {
+        seconds = max_run_duration.value
+      }
+    }
+  }
+
+  dynamic "reservation_affinity" {
+    for_each = var.machine.flex != null ? ["NO_RESERVATION"] : var.machine.reservation != null ? ["SPECIFIC_RESERVATION"] : []
+
+    content {
+      type = reservation_affinity.value
+
+      dynamic "specific_reservation" {
+        for_each = var.machine.reservation[*]
+
+        content {
+          key    = "compute.googleapis.com/reservation-name"
+          values = [specific_reservation.value]
+        }
+      }
+    }
+  }
+
+  dynamic "service_account" {
+    for_each = var.pool.service_account[*]
+
+    content {
+      email  = service_account.value
+      scopes = ["cloud-platform"]
+    }
+  }
+
+  timeouts {
+    create = var.machine.flex == null ? "20m" : "150m"
+  }
+
+  lifecycle {
+    # The disks that a machine type brings are no part of what is declared; labels of a disk would replace its machine.
+    ignore_changes       = [metadata["user-data"], metadata["startup-script"], scratch_disk, boot_disk[0].initialize_params[0].labels]
+    replace_triggered_by = [terraform_data.declared[each.key]]
+  }
+
+  # Its first boot fetches packages, so the way to them is there before it is.
+  depends_on = [google_compute_router_nat.this, google_compute_firewall.this]
+}
