@@ -201,7 +201,7 @@ def _fence(pool: Pool, ours: Ours) -> Result:
             with surroundings.surrounded(None, None), output.logging_to(log):
                 with cancellation.reachable():
                     pass
-                with fence.around(), cancellation.reachable(), fence.forks():
+                with fence.around(), cancellation.reachable(), fence.Call():
                     pass
 
         # The task that measures is within a fence itself.
