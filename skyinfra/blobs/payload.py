@@ -76,10 +76,14 @@ _FROM_BUFFER = b"".join(
 
 @dataclass(frozen=True)
 class Payload:
-    """A pickled value. pieces: of the stream. buffers: the memory that it refers to, which is that of the value."""
+    """A pickled value. pieces: of the stream. buffers: the memory that it refers to, which is that of the value.
+
+    again: whether others may have the same byte strings, whose digests are remembered then.
+    """
 
     pieces: list[bytes | bytearray | memoryview]
     buffers: list[memoryview] = field(default_factory=list)
+    again: bool = False
 
     @cached_property
     def size(self) -> int:
@@ -98,7 +102,7 @@ class Payload:
     @cached_property
     def parts(self) -> tuple[Part, ...]:
         """The parts from which a node unpickles the value."""
-        return tuple(Part(_sha256(pieces), sum(map(len, pieces))) for pieces in self._all())
+        return tuple(Part(_sha256(pieces, self.again), sum(map(len, pieces))) for pieces in self._all())
 
     def blobs(self) -> list[Blob]:
         """The content of its parts, to send."""
@@ -121,8 +125,13 @@ class Apart:
         return pickle.loads, (self.pickled,)
 
 
-def pack(value: object, pickler: Callable[..., Pickler] = Pickler, *, whole: bool = False) -> Payload:
-    """*value* pickled; a large one keeps its memory, unless it is to be *whole*. Raises what pickling it raises."""
+def pack(
+    value: object, pickler: Callable[..., Pickler] = Pickler, *, whole: bool = False, again: bool = False
+) -> Payload:
+    """*value* pickled; a large one keeps its memory, unless it is to be *whole*. *again*: see `Payload`.
+
+    Raises what pickling it raises.
+    """
     buffers: list[memoryview] = []
 
     def left_out(data: bytes) -> bool:
@@ -144,7 +153,7 @@ def pack(value: object, pickler: Callable[..., Pickler] = Pickler, *, whole: boo
         return False
 
     pickler(file, protocol=pickle.HIGHEST_PROTOCOL, buffer_callback=leave_out).dump(value)
-    payload = Payload(file.pieces, buffers)
+    payload = Payload(file.pieces, buffers, again)
     if buffers and payload.small:
         file = _Pieces()
         pickler(file, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
@@ -174,10 +183,10 @@ def _opened(part: Part, store: BlobStore) -> BinaryIO:
         raise BlobsMissing([part.digest]) from None
 
 
-def _sha256(pieces: Sequence[bytes | bytearray | memoryview]) -> str:
+def _sha256(pieces: Sequence[bytes | bytearray | memoryview], again: bool) -> str:
     # That of a byte string does not change: tasks that are sent one after the other have the same ones.
     first = pieces[0].obj if len(pieces) == 1 and isinstance(pieces[0], memoryview) else None
-    constant = first if isinstance(first, bytes) and len(first) <= _REMEMBERED_BYTES else None
+    constant = first if again and isinstance(first, bytes) and len(first) <= _REMEMBERED_BYTES else None
     if constant is not None and (known := _digests.get(id(constant))) is not None:
         return known[1]
     digest = hashlib.sha256()

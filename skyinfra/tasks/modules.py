@@ -24,6 +24,14 @@ _MOST_FILES = 500
 _MOST_BYTES = 5 * 2**20
 
 
+def parsed(source: bytes) -> ast.Module:
+    """Returns the syntax tree of *source*. Raises SyntaxError, ValueError."""
+    try:
+        return ast.parse(source)
+    except SystemError:  # another parser ran in the middle of it: https://github.com/python/cpython/issues/106905
+        return ast.parse(source)
+
+
 @dataclass(frozen=True)
 class Source:
     """The file of a module, with its content when it was seen first: what this process has imported."""
@@ -46,7 +54,7 @@ class Source:
     def imports(self) -> tuple[str, ...]:
         """The names that it imports, in functions too; some of them are no modules."""
         try:
-            tree = ast.parse(self.data)
+            tree = parsed(self.data)
         except (SyntaxError, ValueError):
             return ()
         found: dict[str, None] = {}

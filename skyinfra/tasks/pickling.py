@@ -238,7 +238,7 @@ def _stands_in(plain: Any, module: str) -> bool:
 
 
 def _pack(value: object, needs: Needs, *, whole: bool = False) -> Payload:
-    return payload.pack(value, functools.partial(_Pickler, needs=needs), whole=whole)
+    return payload.pack(value, functools.partial(_Pickler, needs=needs), whole=whole, again=True)
 
 
 def _culprit(task: Task[Any], needs: Needs) -> tuple[str, str] | None:

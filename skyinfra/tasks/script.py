@@ -125,7 +125,7 @@ def _read(main: types.ModuleType) -> Script | None:
     name = spec.name if spec is not None else path.stem
     try:
         data = path.read_bytes()
-        tree = ast.parse(data)
+        tree = modules.parsed(data)
     except (OSError, SyntaxError, ValueError):
         return None
     script = Script(Source(name, path, data), str(getattr(main, "__package__", None) or ""), tree)

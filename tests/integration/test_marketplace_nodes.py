@@ -23,7 +23,6 @@ from fleet import skyinfra
 from marketplaces import Marketplace
 from mock_provider.bed import Bed, served
 from mock_provider.world import World
-from module_cases import VASTAI, root
 
 import skyinfra as sky
 from skyinfra.bootstrap import runner_wheel
@@ -129,10 +128,6 @@ def files(folder: Path) -> Iterator[int]:
         server.shutdown()
 
 
-def noise(size: int) -> bytes:
-    return bytes(size)
-
-
 def seen() -> dict[str, str | None]:
     import os
 
@@ -178,6 +173,9 @@ def test_pods_of_runpod(tmp_path: Path, clean: Engine, monkeypatch: pytest.Monke
 
 def test_instances_of_vastai(tmp_path: Path, clean: Engine) -> None:
     """With the user data of nodes without a GPU, which Vast.ai has none of: there is no driver here."""
+    # Nodes import this module, and have not what that one reads.
+    from module_cases import VASTAI, root
+
     with market(tmp_path, clean, "vastai", "vastai_instance", ("VASTAI_API_KEY", "VASTAI_API_URL")) as made:
         image = sky.Image(wheelhouse=WHEELS, pip=["six"], runner=made.runner)
         pool = sky.ComputePool(name="p", nodes=2, provider=sky.RunPod(), worker=sky.Worker(concurrency=2), image=image)
@@ -199,6 +197,7 @@ def is_a_fleet(manifest: Manifest, rented: Rented) -> None:
     assert (manifest.head.address, manifest.head.port) == (rented.host, rented.port("market-p-0"))
     with open_pool(manifest) as pool:
         assert sky.compute(len)([1, 2]) @ pool == [2] * 4
-        assert [len(each) for each in pool.map(noise, [3_000_000] * 8)] == [3_000_000] * 8
+        # None of this module, whose imports a node has not.
+        assert [len(each) for each in pool.map(bytes, [3_000_000] * 8)] == [3_000_000] * 8
         for found in sky.compute(seen)() @ pool:
             assert set(found.values()) == {None}

@@ -92,3 +92,13 @@ def test_what_changes_is_sent_as_it_is_then() -> None:
     assert len(called(value)) == 1
     words["7"].append("8")
     assert called(value)[1:] == ["8"]
+
+
+def test_what_is_sent_once_is_not_kept() -> None:
+    """The result of a task: the next one has other bytes."""
+    before = dict(payload._digests)
+    result = bytes(5 * 2**20)
+    assert payload.pack(result).parts == payload.pack(result).parts
+    assert payload._digests == before
+    assert payload.pack(result, again=True).parts == payload.pack(result).parts
+    assert id(result) in payload._digests
