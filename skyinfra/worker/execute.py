@@ -96,9 +96,11 @@ def run(header: bytes, call: bytes) -> Outcome | list[tuple[str, Outcome]] | byt
 
     if task.chunk:
         return _Chunk(task, call, tell, str(worker.name)).run()
-    sender = streaming.ItemSender(
-        task.key, lambda number, data: tell(ITEM, task.key, Item(number, worker.address, data))
-    )
+
+    def give(number: int, data: bytes) -> None:
+        tell(ITEM, task.key, Item(number, worker.address, data))
+
+    sender = streaming.ItemSender(task.key, give) if task.stream else None
     outcome = _execute(task, call, tell, say if task.echo else None, sender)
     if task.fresh:
         main_thread.replace_after_task()

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from skyinfra.blobs import payload
 from skyinfra.tasks import Task, large, pickling
 from skyinfra.tasks.needs import Needs
 
