@@ -29,7 +29,7 @@ import debian_torch  # noqa: E402
 from distributed import Client  # noqa: E402
 from running_node import SECRET, RunningNode  # noqa: E402
 
-from benchmarks import ray_engine  # noqa: E402
+from benchmarks import ray_engine, tasks  # noqa: E402
 from benchmarks.measure import Result, show  # noqa: E402
 from skyinfra.client import Pool  # noqa: E402
 from skyinfra.engine.credentials import Credentials  # noqa: E402
@@ -39,7 +39,7 @@ from skyinfra.tasks import Task  # noqa: E402
 
 SLOTS, MANY = 8, 200
 PLAIN = "plain distributed"
-LARGE = 100_000_000
+LARGE = tasks.LARGE
 # What a plain client asks for, so that its tasks wait for the slots as ours do.
 SLOT = {"slot": 1}
 # How many tasks are in flight for each slot, where each is sent on its own: a plain client sends all at once.
@@ -168,7 +168,7 @@ def _large(pool: Pool, plain: Client, ours: Ours, *, runs: int) -> Iterator[Resu
     yield Result("100 MB to a task", f"{PLAIN}, scattered", ours.out, out, "", f"{ours.out * 1000:.0f} ms")
     # What a fleet has kept of an earlier result does not travel again: each is another one.
     numbers = itertools.count(1)
-    for what, function in (("100 MB", _bytes), ("an array of 100 MB", _array)):
+    for what, function in (("100 MB", tasks.zeros), ("an array of 100 MB", tasks.array_of)):
         seconds, ratio = _paired(
             lambda function=function: pool.submit(function, next(numbers)).result(),
             lambda function=function: plain.submit(function, next(numbers), pure=False, resources=SLOT).result(),
@@ -178,41 +178,10 @@ def _large(pool: Pool, plain: Client, ours: Ours, *, runs: int) -> Iterator[Resu
         ours.back = ours.back or seconds
 
 
-def _bytes(number: int) -> bytes:
-    return number.to_bytes(8, "big") + bytes(LARGE - 8)
-
-
-def _array(number: int) -> object:
-    import numpy
-
-    array = numpy.zeros(LARGE // 8)
-    array[:] = number
-    return array
-
-
 def _fence(pool: Pool, ours: Ours) -> Result:
     """What surrounds an empty task in its process, by itself, against its round trip."""
 
-    def measured(runs: int = 2000) -> float:
-        from skyinfra.worker import cancellation, fence, output, surroundings
-
-        def once() -> None:
-            log = output.Log("none")
-            with surroundings.surrounded(None, None), output.logging_to(log):
-                with cancellation.reachable():
-                    pass
-                with fence.around(), cancellation.reachable(), fence.Call():
-                    pass
-
-        # The task that measures is within a fence itself.
-        def timed() -> float:
-            start = time.perf_counter()
-            once()
-            return time.perf_counter() - start
-
-        return statistics.median(timed() for _ in range(runs))
-
-    seconds = Task(measured) >> pool
+    seconds = Task(tasks.fenced) >> pool
     return Result(
         what="the fence around an empty task",
         baseline="its round trip",
@@ -225,14 +194,8 @@ def _fence(pool: Pool, ours: Ours) -> Result:
 
 def _second(pool: Pool) -> Iterator[Result]:
     slot = pool.slots()[:1]
-    first, second = (pool.broadcast(Task(_import_something), slots=slot)[0] for _ in range(2))
+    first, second = (pool.broadcast(Task(tasks.import_something), slots=slot)[0] for _ in range(2))
     yield Result("second task on a slot: what it imports", "the first task", second, second / first)
-
-
-def _import_something() -> float:
-    start = time.perf_counter()
-    importlib.import_module("scipy.stats")
-    return time.perf_counter() - start
 
 
 # Processes ----------------------------------------------------------------------------------------------------------
@@ -276,15 +239,11 @@ def _start_ours(path: Path, *, preload: tuple[str, ...] = ()) -> Started:
         up = time.clock_gettime(time.CLOCK_BOOTTIME)
         runner = node.status().pid
         assert runner is not None
-        workers = [pid for pid, _ in Task(_process_with, preload) @ pool]
+        workers = [pid for pid, _ in Task(tasks.process_with, preload) @ pool]
         if preload:
-            assert all(imported for _, imported in Task(_process_with, preload) @ pool), preload
+            assert all(imported for _, imported in Task(tasks.process_with, preload) @ pool), preload
             seconds = time.perf_counter() - start
         return _started(seconds, up, runner, workers)
-
-
-def _process_with(*modules: str) -> tuple[int, bool]:
-    return os.getpid(), all(name in sys.modules for name in modules)
 
 
 def _start_plain(*, preload: tuple[str, ...] = ()) -> Started:
