@@ -1,4 +1,4 @@
-"""What slots run for the benchmarks: they import this module, and nothing else of them."""
+"""The functions that slots run for the benchmarks. Nodes import this module, and nothing else of them."""
 
 from __future__ import annotations
 

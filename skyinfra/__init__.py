@@ -52,7 +52,7 @@ _UPWARD = {
 
 
 def _of_providers() -> dict[str, str]:
-    """What each provider exports, as its data file says: the line ``exports = "MODULE: NAMES"``. Nodes have none."""
+    """Returns the names of each provider, of the line ``exports = "MODULE: NAMES"`` of its data file; none on nodes."""
     found = {}
     for file in sorted(Path(__file__).parent.glob("providers/*.toml")):
         with file.open(encoding="utf-8") as lines:

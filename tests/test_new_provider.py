@@ -23,7 +23,7 @@ def run(folder: Path, *command: str) -> str:
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """What is tracked here, as a repository of its own."""
+    """Copies the files that are tracked here into a repository of their own."""
     folder = tmp_path / "skyinfra"
     for name in run(ROOT, "git", "ls-files", "-co", "--exclude-standard").splitlines():
         if (ROOT / name).is_file():

@@ -1,4 +1,4 @@
-"""What a plan changes, and what it costs, for a person and as JSON."""
+"""Writes the changes of a plan and their cost, for a person and as JSON."""
 
 from __future__ import annotations
 

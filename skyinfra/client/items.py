@@ -122,15 +122,18 @@ class Arrivals:
             self._channel.in_loop_soon(coroutine)
 
     async def _told(self) -> None:
-        while True:
+        again = True
+        while again:
             worker, key = self._sender
-            with contextlib.suppress(OSError, asyncio.CancelledError):
-                await self._channel.run_on(worker, streaming.allow, self._taken, key)
+            try:
+                with contextlib.suppress(OSError):
+                    await self._channel.run_on(worker, streaming.allow, self._taken, key)
+            except BaseException:  # the slot asks again
+                self._telling = False
+                raise
             with self._changed:
                 again = self._telling is None
                 self._telling = again
-            if not again:
-                return
 
 
 class Items(Iterator[T], AsyncIterator[T], Generic[T]):

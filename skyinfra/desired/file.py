@@ -98,7 +98,7 @@ def _before_counts(directory: NodeDirectory) -> bool:
 
 
 def _before(directory: NodeDirectory) -> DesiredFile:
-    """What the files of the version before say; what cannot be read says nothing."""
+    """Reads the files of the version before; those that cannot be read count as missing."""
     declared, told, followed, placed = (directory.path / name for name in _BEFORE)
     found: dict[str, Any] = {}
     for part in (_declared(declared), _told(told), _followed(followed), _placed(placed)):

@@ -55,7 +55,7 @@ def check_driver(nvml: Nvml, accelerator: NodeAccelerator) -> None:
 
 
 def actual_of(gpu: Gpu) -> mig.Actual:
-    """What *gpu* has."""
+    """Returns the partitions of *gpu*."""
     with noting(gpu.index):
         if not is_partitioned(gpu):
             return mig.Actual(None)

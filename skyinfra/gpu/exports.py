@@ -1,6 +1,4 @@
-"""What the GPUs in this machine have, written for others: as mig-parted's YAML, as the file of NVIDIA's mig-manager, as
-Slurm's `gres.conf`, for NVIDIA's device plugin for Kubernetes, and as a declaration.
-"""
+"""Writes the partitions of the GPUs in this machine for others: as mig-parted's YAML, for NVIDIA's mig-manager, as Slurm's `gres.conf`, for NVIDIA's device plugin for Kubernetes, and as a declaration."""
 
 from __future__ import annotations
 
@@ -56,7 +54,7 @@ def _parted(nvml: Nvml) -> tuple[tuple[mig.PartedEntry, ...], tuple[str, ...]]:
 
 
 def _actual(gpus: Sequence[Gpu], warnings: list[str]) -> dict[int, mig.Actual]:
-    """What each of the *gpus* has, by its index; with a warning about each instance that nothing can use."""
+    """Returns the partitions of each GPU, by its index; adds a warning about each instance that nothing can use."""
     found = {gpu.index: actual_of(gpu) for gpu in gpus}
     for index, actual in found.items():
         warnings += [f"GPU {index}: {each} has no compute instance: nothing can use it" for each in actual.unused]
@@ -104,7 +102,7 @@ def keeps(nvml: Nvml, wanted: mig.Selected) -> bool:
 
 
 def _compared(nvml: Nvml, wanted: mig.Selected, warnings: list[str]) -> tuple[dict[int, mig.Actual], _Given]:
-    """What each GPU has, and what the configuration gives to those that it names."""
+    """Returns the partitions of each GPU, and those that the configuration gives to the GPUs that it names."""
     entries = read_config(wanted)
     given: _Given = {}
     with asking(UNREADABLE):

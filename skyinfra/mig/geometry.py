@@ -171,7 +171,7 @@ def gpu_profile(name: str) -> str:
 
 
 class DeviceGeometry(Geometry):
-    """What the driver of one GPU lists, whose names of profiles may be others than those of its model."""
+    """The profiles that the driver of one GPU lists. Their names may differ from those of its model."""
 
     listed = True
 

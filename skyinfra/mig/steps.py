@@ -1,4 +1,4 @@
-"""What a GPU has, the partitions that exist, and the steps from them to a desired layout."""
+"""The partitions that exist on a GPU, and the steps from them to a desired layout."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class Actual:
-    """What one GPU has, which is compared with layouts here alone: not by profiles, which say too little.
+    """The partitions of one GPU, which are compared with layouts here alone: not by profiles, which say too little.
 
     layout: its GPU instances, with the compute instances that share them. None: MIG is off; empty: MIG is on without
     any. unused: those of them that have no compute instance, which nothing can use.
@@ -60,7 +60,7 @@ class Actual:
 
     @classmethod
     def of(cls, partitions: Iterable[Partition]) -> Actual:
-        """What a GPU with these partitions has; one that has none may have MIG off as well."""
+        """Returns the state of a GPU with these partitions; one that has none may have MIG off as well."""
         usable: list[Placement] = []
         unused: list[Placement] = []
         for each in partitions:

@@ -168,7 +168,7 @@ class Service:
             self._kept = kept
 
     def _read_kept(self) -> DesiredFile:
-        """What the node keeps of its desired layout; where something has spoiled the file, it is written anew."""
+        """Returns the desired layout that the node keeps; where something has spoiled the file, it is written anew."""
         try:
             return desired_file.read(self._directory)
         except InvalidNodeConfig as error:

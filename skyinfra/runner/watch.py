@@ -63,7 +63,7 @@ class Watch:
 
 
 class Declared:
-    """What the tag of the head with the configuration file *path* declares, in the node's *directory*.
+    """The layout that the tag of the head declares. *path*: of the configuration. *directory*: of the node.
 
     refused: why it cannot be the layout.
     """

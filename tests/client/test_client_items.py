@@ -16,6 +16,7 @@ import pytest
 import skyinfra as sky
 from skyinfra.client import connect_async
 from skyinfra.client import items as client_items
+from skyinfra.client.fleet import Fleet
 from skyinfra.protocol.calls import MOST_ITEMS, Item
 
 
@@ -195,6 +196,20 @@ def test_what_the_client_took_may_be_lost_too(pool, monkeypatch):
     monkeypatch.setattr(client_items.Arrivals, "_told", lossy)
     assert list(count(300) >> pool) == list(range(300))
     assert lost
+
+
+def test_a_message_that_fails_is_followed_by_others(pool, monkeypatch):
+    run_on, failed = Fleet.run_on, []
+
+    async def failing(fleet: Fleet, worker: str, function: object, *arguments: object) -> None:
+        if not failed:
+            failed.append(True)
+            raise LookupError("a defect")
+        await run_on(fleet, worker, function, *arguments)
+
+    monkeypatch.setattr(Fleet, "run_on", failing)
+    assert list(count(300) >> pool) == list(range(300))
+    assert failed
 
 
 def test_each_way_to_run_streams(pool):

@@ -156,7 +156,7 @@ def test_a_runner_serves_what_stood_before(make_node: Callable[..., RunningNode]
 
 def test_the_power_may_fail_before_any_step(node: NodeDirectory, tmp_path: Path) -> None:
     def take_over() -> None:
-        """What root and then the runner do when the node starts with the new version, but for serving."""
+        """Does what root and then the runner do when the node starts with the new version, but for serving."""
         assert cli.main(["partition", "--config", str(node.path / "node.json"), "--on-request"]) == 0
         desired_file.update(node)
         desired.remember(find(node).layout, file_sha256(node.path / "node.json"), node)

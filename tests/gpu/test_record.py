@@ -31,7 +31,7 @@ AFTER = h100((("3g.40gb", 0, 4),), (("7g.80gb", 0, 8),))
 
 @contextlib.contextmanager
 def root(node: RunningNode) -> Iterator[list[int]]:
-    """What the path unit does: runs root's part whenever the runner has written its file. Gives the exit codes.
+    """Does the work of the path unit: runs root's part whenever the runner has written its file. Gives the exit codes.
 
     Those of runs for which there was no request are not among them: they have to do nothing.
     """

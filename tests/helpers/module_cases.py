@@ -242,7 +242,7 @@ AZURE, DIGITALOCEAN, LAMBDA, VERDA = (_OVER_SSH[kind] for kind in ("azure", "dig
 
 
 def access(kind: str) -> Inputs:
-    """What the provider of a cloud over SSH has to be given."""
+    """Returns the variables that the provider of a cloud over SSH needs."""
     access = {"ssh_public_key": PUBLIC_KEY, "allow_cidrs": ["203.0.113.7/32"]}
     return {name: value for name, value in access.items() if read(kind).takes(name)} | CLOUDS[kind].get("provider", {})
 

@@ -281,7 +281,7 @@ def _lose(bed: Bed, name: str) -> None:
 
 
 def test_nothing_of_a_module_is_said_twice() -> None:
-    """What sets machines up stands once, and nothing in it is of one provider."""
+    """The module that sets machines up stands once, and nothing in it is of one provider."""
     files = [path for path in (ROOT / "modules" / "hosts").iterdir() if path.suffix in (".tf", ".sh")]
     assert {"main.tf", "host.sh", "node.sh"} <= {path.name for path in files}
     for path in files:
