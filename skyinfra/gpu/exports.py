@@ -1,4 +1,6 @@
-"""Writes the partitions of the GPUs in this machine for others: as mig-parted's YAML, for NVIDIA's mig-manager, as Slurm's `gres.conf`, for NVIDIA's device plugin for Kubernetes, and as a declaration."""
+"""Writes the partitions of the GPUs in this machine for others: as mig-parted's YAML, for NVIDIA's mig-manager, as
+Slurm's `gres.conf`, for NVIDIA's device plugin for Kubernetes, and as a declaration.
+"""
 
 from __future__ import annotations
 
