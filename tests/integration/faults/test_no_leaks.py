@@ -1,4 +1,4 @@
-"""Ten thousand tasks: what they leave behind."""
+"""Fifteen thousand tasks: what they leave behind."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ PAYLOAD = bytes(4_000)
 GROWTH = TASKS * len(PAYLOAD) // 3
 
 
-def test_the_second_five_thousand_tasks_take_no_more_memory(fleet: Fleet) -> None:
+def test_further_thousands_of_tasks_take_no_more_memory(fleet: Fleet) -> None:
     workers = fleet.settled()
     sizes = []
     with fleet.connect() as pool:
-        for _ in range(2):
+        for _ in range(3):
             results = pool.map(echo, itertools.repeat(PAYLOAD, TASKS), window=4 * fleet.size, ordered=False)
             assert sum(len(result) for result in results) == TASKS * len(PAYLOAD)
             gc.collect()
             sizes.append((fleet.head.memory(), rss(*workers.values()), rss(os.getpid())))
     assert fleet.settled() == workers, "a worker was replaced"
-    first, second = sizes
-    grown = dict(zip(("head", "workers", "client"), (b - a for a, b in zip(first, second, strict=True)), strict=True))
-    assert {what: size for what, size in grown.items() if size > GROWTH} == {}
+    # A leak grows in each round; an allocator that other tests have left in pieces may grow in one.
+    grown = [min(b - a for a, b in itertools.pairwise(column)) for column in zip(*sizes, strict=True)]
+    named = dict(zip(("head", "workers", "client"), grown, strict=True))
+    assert {name: size for name, size in named.items() if size > GROWTH} == {}
     for node in fleet.nodes:
         assert list((node.folder / "attempts").iterdir()) == []
         assert len(list((node.folder / "tasks").iterdir())) == 0
