@@ -31,8 +31,8 @@ def main() -> None:
     unknown = set(names) - set(ALL)
     if unknown:
         sys.exit(f"no such benchmark: {', '.join(sorted(unknown))}; there are {', '.join(ALL)}")
-    chosen = QUICK if quick else ALL
-    show(result for name in names for result in chosen[name]())
+    selected = QUICK if quick else ALL
+    show(result for name in names for result in selected[name]())
 
 
 if __name__ == "__main__":

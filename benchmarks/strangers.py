@@ -48,13 +48,13 @@ def run() -> Iterator[Result]:
             coming = [_trip(pool)]
             while not select.select([strangers.stdout], [], [], 0)[0]:
                 coming.append(_trip(pool))
-            standing = _figures(node, pool)
+            existing = _figures(node, pool)
             strangers.communicate()
         after = _figures(node, pool)
     trip = statistics.median(coming)
     what = f"round trip of an empty task, {count:,} silent sockets"
     yield Result(f"{what} come", "before them", trip, trip / before[0], "", f"{trip * 1000:.2f} ms")
-    for when, found in (("stand", standing), ("left", after)):
+    for when, found in (("stand", existing), ("left", after)):
         yield Result(f"{what} {when}", "before them", found[0], found[0] / before[0], "", f"{found[0] * 1000:.2f} ms")
         yield Result(f"a client connects, they {when}", "before them", found[1], found[1] / before[1])
         yield Result(

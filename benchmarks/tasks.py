@@ -25,11 +25,11 @@ def array_of(number: int) -> object:
 
 
 def fenced(runs: int = 2000) -> float:
-    from skyinfra.worker import cancellation, fence, output, surroundings
+    from skyinfra.worker import cancellation, fence, output, task_folder
 
     def once() -> None:
         log = output.Log("none")
-        with surroundings.surrounded(None, None), output.logging_to(log):
+        with task_folder.surrounded(None, None), output.logging_to(log):
             with cancellation.reachable():
                 pass
             with fence.around(), cancellation.reachable(), fence.Call():

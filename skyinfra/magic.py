@@ -81,8 +81,8 @@ class Remote:
         wanted = _split(options.out)
         pool = self._pool(options.fleet)
         try:
-            chosen = pool.select(profile=options.profile, node=options.node)
-            ran = _ran(chosen, Task(cells.cell, (source, file, names, wanted)), names)
+            selected = pool.select(profile=options.profile, node=options.node)
+            ran = _ran(selected, Task(cells.cell, (source, file, names, wanted)), names)
         except FleetError:
             # The fleet may have been deployed anew: the next cell reads its manifest again.
             if self._pools.pop(options.fleet, None) is not None:
@@ -108,7 +108,7 @@ class Remote:
             self._pools[name] = connect(name)
         return self._pools[name]
 
-    def _names(self, source: str, file: str, chosen: list[str] | None) -> dict[str, object]:
+    def _names(self, source: str, file: str, selected: list[str] | None) -> dict[str, object]:
         """The names for the cell, with their values. Raises `InvalidField`, also for what is no Python."""
         there, hidden = self._shell.user_ns, self._shell.user_ns_hidden
         try:
@@ -124,14 +124,14 @@ class Remote:
                 given=foreign.strip(),
                 hint='subprocess.run(["nvidia-smi"]) runs a program there.',
             ) from None
-        for name in chosen or ():
+        for name in selected or ():
             if name not in there:
                 hint = did_you_mean(name, (each for each in there if each not in hidden))
                 raise InvalidField("there is no such name", field="--in", given=name, hint=hint)
-        if chosen is None:
+        if selected is None:
             # What IPython has put there itself is not sent.
-            chosen = [n for n in found if n in there and n not in hidden and not n.startswith("__")]
-        return {name: there[name] for name in chosen}
+            selected = [n for n in found if n in there and n not in hidden and not n.startswith("__")]
+        return {name: there[name] for name in selected}
 
 
 class _Parser(argparse.ArgumentParser):

@@ -85,11 +85,11 @@ def device(row: Row) -> tuple[catalog.Variant, str | None, str | None]:
     form = found.form_factor or FACTS.matching("form_factors", provider(row), row["instance_type"])
     rows = [each for each in catalog.variants(found.name) if form in (None, each.form_factor)]
     size = found.memory_gb or nominal(memory(row), sorted({each.memory_gb for each in rows}), row)
-    chosen = catalog.choose(found.name, size, form)
+    selected = catalog.choose(found.name, size, form)
     same_size = {each.form_factor for each in rows if each.memory_gb == size}
     if form is None and len(same_size) == 1:
-        form = chosen.form_factor
-    return chosen, form, note
+        form = selected.form_factor
+    return selected, form, note
 
 
 def memory(row: Row) -> float:
@@ -240,20 +240,20 @@ def machine_type(row: Row, doubles: set[tuple[str, str]]) -> str:
 
 def offer(row: Row, doubles: set[tuple[str, str]]) -> dict[str, Any]:
     """One row by the names of COLUMNS."""
-    chosen, form, note = device(row)
+    selected, form, note = device(row)
     cards = _CARDS.search(row["notes"])
     bought = prices(row)
     name = machine_type(row, doubles)
-    reason = FACTS.matching("no_mig", provider(row), name) if chosen.mig_model else None
-    remark = FACTS.matching("mig_notes", provider(row), name) if chosen.mig_model else None
+    reason = FACTS.matching("no_mig", provider(row), name) if selected.mig_model else None
+    remark = FACTS.matching("mig_notes", provider(row), name) if selected.mig_model else None
     count = max(1, round(float(row["accel_count"]))) * machine_factor(row)
     return {
         "provider": provider(row),
         "machine_type": name,
-        "accelerator": chosen.name,
+        "accelerator": selected.name,
         "form_factor": form,
         "count": 1 if row["provider"] == "gcp-tpu" else count,
-        "memory_gb": chosen.memory_gb,
+        "memory_gb": selected.memory_gb,
         "fraction": fraction(row),
         "vcpus": int(float(row["vcpu"])) if row["vcpu"] else 8 * count if "+nvidia" in name else None,
         "ram_gib": float(row["ram_gib"]) if row["ram_gib"] else 30.0 * count if "+nvidia" in name else None,

@@ -46,8 +46,8 @@ FAST = (
 
 def main(arguments: Sequence[str]) -> int:
     """Returns the number of environments whose tests fail."""
-    folder, *chosen = arguments
-    return sum(not passes(Path(folder), each) for each in chosen or ("newest", "oldest"))
+    folder, *selected = arguments
+    return sum(not passes(Path(folder), each) for each in selected or ("newest", "oldest"))
 
 
 def passes(folder: Path, which: str) -> bool:

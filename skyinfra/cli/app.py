@@ -64,6 +64,6 @@ def _root(
     Without a command: where the project of this folder stands, and what to do next.
     """
     if context.invoked_subcommand is None:
-        from skyinfra.terminal.standing import show_standing
+        from skyinfra.terminal.overview import show_overview
 
-        show_standing()
+        show_overview()

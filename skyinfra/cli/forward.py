@@ -85,15 +85,15 @@ def _pair(text: str) -> tuple[int, int]:
 
 
 def _forward(pool: Questions, node: str, remote: int, local: int) -> Forward:
-    told: set[str] = set()
+    reported: set[str] = set()
 
-    def tell(error: Exception) -> None:
+    def report(error: Exception) -> None:
         # A browser tries again and again.
-        if str(error) not in told:
-            told.add(str(error))
+        if str(error) not in reported:
+            reported.add(str(error))
             sys.stderr.write(f"a connection to port {remote} of {node} was refused: {error}\n")
 
-    return pool.forward(node, remote, local=local, on_failure=tell)
+    return pool.forward(node, remote, local=local, on_failure=report)
 
 
 def _said(forward: Forward) -> str:
@@ -247,7 +247,7 @@ def write_hosts(fleet: str, manifest: Manifest, ways: Mapping[str, Way | None], 
                 )
         _replace(file, (_HEAD + "".join(map(str, [*kept, new]))).encode(), 0o600)
         _include(folder / "config", file)
-    _tell(manifest, list(hosts), [name for name, way in ways.items() if way is None], file)
+    _print_hosts(manifest, list(hosts), [name for name, way in ways.items() if way is None], file)
 
 
 def forget_hosts(folder: Path, stack: str) -> None:
@@ -265,7 +265,7 @@ def forget_hosts(folder: Path, stack: str) -> None:
         sys.stderr.write(f"the hosts of {stack} stay in {file}: {error}\n")
 
 
-def _tell(manifest: Manifest, hosts: list[str], left: list[str], file: Path) -> None:
+def _print_hosts(manifest: Manifest, hosts: list[str], left: list[str], file: Path) -> None:
     for host in hosts:
         sys.stdout.write(f"{host}\n")
     sys.stderr.write(f"{counted(len(hosts), 'host')} in {file}; `ssh {hosts[0]}`, rsync, scp and editors know them\n")

@@ -49,19 +49,19 @@ def init(
     ] = None,
 ) -> None:
     """Make a project. It declares a pool of simulated nodes, and has a script and a notebook that use them."""
-    chosen = library or installed_library() or _PREFERRED[0]
-    for file in make_project(folder, stack=stack, library=chosen, example=example):
+    selected = library or installed_library() or _PREFERRED[0]
+    for file in make_project(folder, stack=stack, library=selected, example=example):
         typer.echo(f"made {file}")
     if example != "hcl":
-        typer.echo(f"It declares with {chosen}, {_ABOUT.get(chosen, '')}.")
+        typer.echo(f"It declares with {selected}, {_ABOUT.get(selected, '')}.")
     steps = [] if folder.resolve() == Path.cwd() else [f"cd {shlex.quote(str(folder))}"]
     if example == "hcl":
         # The output is the manifest, which holds the fleet secret.
         steps += ["terraform init && terraform apply", "(umask 077; terraform output -json fleet_mig > fleet.json)"]
         steps.append("skyinfra top fleet.json")
     else:
-        if importlib.util.find_spec(chosen) is None:
-            steps.append(f'{Path(sys.executable).name} -m pip install "skyinfra[{chosen}]"')
+        if importlib.util.find_spec(selected) is None:
+            steps.append(f'{Path(sys.executable).name} -m pip install "skyinfra[{selected}]"')
         steps += ["skyinfra deploy", _use(example, stack), "skyinfra destroy"]
     typer.echo("\n".join(["", "Next:", *(f"  {step}" for step in steps)]))
 

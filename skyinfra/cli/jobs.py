@@ -12,7 +12,7 @@ import typer
 from rich.markup import escape
 
 from skyinfra.blobs import copies
-from skyinfra.cli.notify import named_secret, named_target, targets, tell_of
+from skyinfra.cli.notify import named_secret, named_target, notify_of_job, targets
 from skyinfra.cli.options import Fleet, JobName, Json, Lines, Notify, Wide, errors_name_options, exit_code
 from skyinfra.deploy.kept import keep_now, kept_jobs
 from skyinfra.errors import (
@@ -83,12 +83,12 @@ def list_jobs(fleet: Fleet, as_json: Json = False, wide: Wide = False) -> None:
             used and f"{used}{tables.simulated_mark(simulated)}",
             escape(job.slot or ""),
             job.id[:8],
-            escape(job.problem or _untold(job) or _wrote(job)),
+            escape(job.problem or _unreported(job) or _wrote(job)),
         )
     tables.console().print(made)
 
 
-def _untold(job: JobInfo) -> str:
+def _unreported(job: JobInfo) -> str:
     """Returns which webhooks were not told of the end of *job*, and why."""
     return "; ".join(f"{each.host} not told: {each.problem}" for each in job.notifications if each.problem)
 
@@ -225,12 +225,12 @@ def result(
     """Wait for a job and print its result. The exit code of a script is ours; 1 where a task raised an exception."""
     if output is not None and as_json:
         raise typer.BadParameter("--output writes a file, and --json prints")
-    told = targets(notify)
+    recipients = targets(notify)
     with asked(fleet) as pool:
         found = pool.job(job)
         try:
-            if told:
-                tell_of(told, pool.manifest.fleet, found, timeout)
+            if recipients:
+                notify_of_job(recipients, pool.manifest.fleet, found, timeout)
             if output is not None:
                 _write(found, output, timeout)
                 return

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from skyinfra.cli.options import Fleet, Json, Lines, NodeName, Wide
-from skyinfra.deploy.cost import standing_cost
+from skyinfra.deploy.cost import running_cost
 from skyinfra.errors import InvalidField, NodeError, counted
 from skyinfra.protocol import questions
 from skyinfra.protocol.findings import Finding
@@ -215,7 +215,7 @@ def _price(fleet: str) -> str:
     stack, _, name = fleet.partition("/")
     found = Project.find().stack(stack)
     pool = name or found.only_pool
-    return str(standing_cost(each for each in found.resources() if each.module == pool))
+    return str(running_cost(each for each in found.resources() if each.module == pool))
 
 
 @app.command()

@@ -65,7 +65,7 @@ class Ended:
 
 
 @contextlib.contextmanager
-def telling(targets: Sequence[str], pool: str, job: str) -> Iterator[Ended]:
+def notifying(targets: Sequence[str], pool: str, job: str) -> Iterator[Ended]:
     """Tells *targets* of the end of the script *job*, which runs in the block; mistakes in its options are not told."""
     ended, began, state, problem, code = Ended(), time.monotonic(), "failed", None, None
     try:
@@ -84,24 +84,24 @@ def telling(targets: Sequence[str], pool: str, job: str) -> Iterator[Ended]:
     finally:
         if targets:
             seconds = round(time.monotonic() - began, 3)
-            tell(targets, Notice(pool, job, state, seconds, code, problem=problem))
+            send(targets, Notice(pool, job, state, seconds, code, problem=problem))
 
 
-def tell_of(targets: Sequence[str], pool: str, job: Job[Any], timeout: float | None) -> None:
+def notify_of_job(targets: Sequence[str], pool: str, job: Job[Any], timeout: float | None) -> None:
     """Waits for the end of *job* of *pool* and tells *targets*. Raises TimeoutError."""
     with contextlib.suppress(JobCancelled):
         job.outcome(timeout)
-    tell(targets, Notice.of(job.info(), pool))
+    send(targets, Notice.of(job.info(), pool))
 
 
-def tell(targets: Sequence[str], notice: Notice) -> None:
+def send(targets: Sequence[str], notice: Notice) -> None:
     """Tells *targets*. One that cannot be told is a line on stderr, and fails nothing."""
     for target in targets:
-        if (said := _told(target, notice)) is not None:
+        if (said := _undelivered(target, notice)) is not None:
             sys.stderr.write(f"warning: {notice.name}: {said}\n")
 
 
-def _told(target: str, notice: Notice) -> str | None:
+def _undelivered(target: str, notice: Notice) -> str | None:
     """Returns why *target* was not told of *notice*."""
     from skyinfra.client.jobs import COMMAND
 

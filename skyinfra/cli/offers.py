@@ -31,12 +31,12 @@ from skyinfra.terminal import tables
 from skyinfra.terminal.progress import working
 
 if TYPE_CHECKING:
-    from skyinfra.preflight.live import Live
+    from skyinfra.preflight.live_offers import Live
 
 # A plus between two profiles, as in a layout; "+me" belongs to a name.
 _PLUS = re.compile(r"\s*\+(?=\s*[\d>])")
 SUPPLY = "As many machines as needed are taken to be there: the quotas of your account are not known here."
-CHOSEN = "->"
+SELECTED = "->"
 NONE = "This version of skyinfra can deploy none of them."
 
 
@@ -94,15 +94,15 @@ def show_offers(
         raise offers.not_offered(query, called=OPTIONS)
     notes = [*(asked.remarks(found) if asked else ()), *remarks(query, found)]
     # The first one that this version deploys without an image of one's own.
-    chosen = next((offer for offer in found if _deploys(offer) == "yes"), None)
+    selected = next((offer for offer in found if _deploys(offer) == "yes"), None)
     if as_json:
-        listed = [offer_document(offer) | {"chosen": offer is chosen} for offer in found]
+        listed = [offer_document(offer) | {"chosen": offer is selected} for offer in found]
         tables.print_document({"offers": listed, "notes": notes})
         return
     out = tables.console()
-    out.print(offer_table(query, found, chosen))
-    last = f"{CHOSEN} is what would be chosen. The quotas of your account are not known here."
-    for line in (*notes, last if chosen else NONE):
+    out.print(offer_table(query, found, selected))
+    last = f"{SELECTED} is what would be chosen. The quotas of your account are not known here."
+    for line in (*notes, last if selected else NONE):
         out.print(escape(line), soft_wrap=True)
 
 
@@ -115,14 +115,14 @@ def _deploys(offer: Offer) -> str:
 
 def ask_providers(query: Query) -> Live:
     """Asks the providers what they have now; prints that it does where a person is watching."""
-    from skyinfra.preflight.live import look_up
+    from skyinfra.preflight.live_offers import look_up
 
     with working("offers: asking the providers"):
         return look_up(query)
 
 
-def offer_table(query: Query, found: Iterable[Offer], chosen: Offer | None) -> Table:
-    """The offers as a table, with a mark at the *chosen* one."""
+def offer_table(query: Query, found: Iterable[Offer], selected: Offer | None) -> Table:
+    """The offers as a table, with a mark at the *selected* one."""
     first, second = ("SPOT PER HOUR", "ON DEMAND PER HOUR") if query.spot else ("ON DEMAND PER HOUR", "SPOT PER HOUR")
     made = tables.table(
         *("", "PROVIDER", "MACHINE", "ACCELERATOR", "MEMORY", "PARTITIONED BY", "VCPUS", "RAM"),
@@ -133,7 +133,7 @@ def offer_table(query: Query, found: Iterable[Offer], chosen: Offer | None) -> T
     for offer in found:
         prices = (offer.spot, offer.on_demand) if query.spot else (offer.on_demand, offer.spot)
         made.add_row(
-            CHOSEN if offer is chosen else "",
+            SELECTED if offer is selected else "",
             offer.provider,
             escape(offer.machine_type),
             offer.carries,

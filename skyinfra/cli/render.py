@@ -67,13 +67,13 @@ def render(
         raise InvalidField("goes with --out DIR, and with no job or pods", field="--module")
     declared = Project.find(project)
     found = synthesized(declared)
-    chosen = (declared.stack(stack, stacks=found),) if stack else found
+    selected = (declared.stack(stack, stacks=found),) if stack else found
     if cluster is not None:
-        rows = [row for each in chosen for pool in each.modules for row in _on_cluster(each, pool, out, cluster)]
+        rows = [row for each in selected for pool in each.modules for row in _on_cluster(each, pool, out, cluster)]
     elif module:
-        rows = [row for each in chosen for pool in each.modules for row in _module(each, pool, out, wanted)]
+        rows = [row for each in selected for pool in each.modules for row in _module(each, pool, out, wanted)]
     else:
-        rows = [row for each in chosen for pool in each.modules for row in _pool(each, pool, out, wanted)]
+        rows = [row for each in selected for pool in each.modules for row in _pool(each, pool, out, wanted)]
     if as_json:
         tables.print_document({"files": rows})
         return
@@ -85,7 +85,7 @@ def render(
     tables.console().print(made)
     if cluster is not None:
         return
-    for kind in sorted({pool["provider"] for each in chosen for pool in each.pools}):
+    for kind in sorted({pool["provider"] for each in selected for pool in each.pools}):
         boot = read(kind).boot
         if boot.limit is not None:
             packed = ", compressed" if boot.gzip else ""

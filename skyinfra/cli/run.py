@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from skyinfra.blobs.store import in_words
-from skyinfra.cli.notify import named_secret, targets, telling
+from skyinfra.cli.notify import named_secret, notifying, targets
 from skyinfra.cli.options import (
     Notify,
     OnNode,
@@ -215,7 +215,7 @@ def run(
         return
     if priority != 0 or replace:
         raise typer.BadParameter("--priority and --replace are those of a job: give --detach as well")
-    with telling(targets(options.notify), fleet, options.name or script.name) as ended:
+    with notifying(targets(options.notify), fleet, options.name or script.name) as ended:
         if gang.torchrun:
             ended.code = run_gang(fleet, script, given, options, gang)
         else:

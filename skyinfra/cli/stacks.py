@@ -18,12 +18,12 @@ from skyinfra.bootstrap import runner_wheel
 from skyinfra.cli.forward import forget_hosts
 from skyinfra.cli.options import Json, StackName, Wide, Yes, can_be_asked
 from skyinfra.cli.plans import plan_document, show_plan
+from skyinfra.deploy.affected_nodes import endings
 from skyinfra.deploy.apply import carry_out, planned
-from skyinfra.deploy.cost import Cost, cost_of, standing_cost
-from skyinfra.deploy.endings import endings
+from skyinfra.deploy.cost import Cost, cost_of, running_cost
 from skyinfra.deploy.kept import keep_before
 from skyinfra.deploy.orphans import Orphan, find_orphans, forget, stack_to_destroy
-from skyinfra.deploy.standing import program_of
+from skyinfra.deploy.spending import program_of
 from skyinfra.deploy.transitions import transitions
 from skyinfra.errors import SkyinfraError, counted
 from skyinfra.protocol.manifest import Manifest
@@ -85,7 +85,7 @@ def show_orphans(orphans: Iterable[Orphan], *, to_stderr: bool = False) -> None:
 
 def holdings(resources: Sequence[Resource]) -> str:
     """Returns the number of the resources, with the machines among them and their cost."""
-    cost = str(standing_cost(resources))
+    cost = str(running_cost(resources))
     return f"{counted(len(resources), 'resource')}{f' ({cost})' if cost else ''}"
 
 
@@ -139,13 +139,13 @@ def plan(
 ) -> None:
     """Show what a deploy would change, and what the stack costs."""
     try:
-        chosen = synthesize(stack)
+        selected = synthesize(stack)
         with ExitStack() as inside:
-            with working(f"plan {chosen.name}: terraform"):
-                _, made = inside.enter_context(planned(chosen))
-            show_plan(chosen.name, made, as_json=as_json, cost=cost_of(chosen.pools))
-            show_transitions(chosen, made)
-            show_endings(chosen, made, to_stderr=True)
+            with working(f"plan {selected.name}: terraform"):
+                _, made = inside.enter_context(planned(selected))
+            show_plan(selected.name, made, as_json=as_json, cost=cost_of(selected.pools))
+            show_transitions(selected, made)
+            show_endings(selected, made, to_stderr=True)
     except SkyinfraError as error:
         if detailed:
             error.exit_code = 1
@@ -169,26 +169,31 @@ def deploy(
     say = print_event if as_json else None
     try:
         project = Project.find()
-        chosen = synthesize(stack, project)
-        approve = Approval(chosen, "deploy", auto_approve, cost_of(chosen.pools), say)
+        selected = synthesize(stack, project)
+        approve = Approval(selected, "deploy", auto_approve, cost_of(selected.pools), say)
         done = carry_out(
-            chosen,
+            selected,
             approve=approve,
             replace=replace or (),
-            planning=working(f"plan {chosen.name}: terraform"),
-            before=partial(keep_jobs, chosen, project.folder),
+            planning=working(f"plan {selected.name}: terraform"),
+            before=partial(keep_jobs, selected, project.folder),
             on_event=print_step if as_json else None,
         )
         if done is None:
             raise typer.Exit(1)
         if done.empty and not as_json:
-            typer.echo(f"{chosen.name}: no changes, everything is as declared")
+            typer.echo(f"{selected.name}: no changes, everything is as declared")
         elif not as_json:
-            show_fleets(chosen)
+            show_fleets(selected)
         if wait and not done.empty:
-            wait_for_nodes(chosen, patience, say)
+            wait_for_nodes(selected, patience, say)
         if say is not None:
-            say("deployed", stack=chosen.name, changed=not done.empty, fleets=[*map(_fleet, chosen.fleets().values())])
+            say(
+                "deployed",
+                stack=selected.name,
+                changed=not done.empty,
+                fleets=[*map(_fleet, selected.fleets().values())],
+            )
     except SkyinfraError as error:
         if say is not None:
             say("error", error=type(error).__name__, message=str(error))
@@ -199,21 +204,21 @@ def deploy(
 def destroy(stack: StackName = None, auto_approve: Yes = False) -> None:
     """Remove everything a stack created, after keeping its jobs' logs. It need not be declared any more."""
     project = Project.find()
-    chosen = stack_to_destroy(project, stack)
-    block = next((each for each in project.blocks() if each.stack.folder == chosen.folder), None)
+    selected = stack_to_destroy(project, stack)
+    block = next((each for each in project.blocks() if each.stack.folder == selected.folder), None)
     if block is not None:
-        typer.echo(f"{chosen.name}: {program_of(block)}", err=True)
-    approve, planning = Approval(chosen, "destroy", auto_approve), working(f"plan {chosen.name}: terraform")
-    before = partial(keep_jobs, chosen, project.base_of(chosen), destroy=True)
+        typer.echo(f"{selected.name}: {program_of(block)}", err=True)
+    approve, planning = Approval(selected, "destroy", auto_approve), working(f"plan {selected.name}: terraform")
+    before = partial(keep_jobs, selected, project.base_of(selected), destroy=True)
     with kept_from_programs(block) if block is not None else nullcontext() as forget_block:
-        done = carry_out(chosen, approve=approve, destroy=True, planning=planning, before=before)
+        done = carry_out(selected, approve=approve, destroy=True, planning=planning, before=before)
         if done is None:
             raise typer.Exit(1)
         if forget_block is not None:
             forget_block()
-    forget(project, chosen)
-    forget_hosts(project.folder, chosen.name)
-    typer.echo(f"{chosen.name}: {'nothing to destroy' if done.empty else 'destroyed'}")
+    forget(project, selected)
+    forget_hosts(project.folder, selected.name)
+    typer.echo(f"{selected.name}: {'nothing to destroy' if done.empty else 'destroyed'}")
 
 
 @app.command()
@@ -339,9 +344,9 @@ def preflight(stack: StackName = None, as_json: Json = False, wide: Wide = False
     """Ask the providers whether this account gets what a stack needs. Creates nothing."""
     from skyinfra.preflight import preflight as check
 
-    chosen = synthesize(stack)
-    with working(f"preflight {chosen.name}: asking the providers"):
-        report = check(chosen)
+    selected = synthesize(stack)
+    with working(f"preflight {selected.name}: asking the providers"):
+        report = check(selected)
     if as_json:
         tables.print_document(report.to_json())
     else:

@@ -16,10 +16,10 @@ from rich.markup import escape
 
 from skyinfra.cli.options import Fleet, Json, StackName, Wide
 from skyinfra.cli.stacks import holdings, show_orphans
-from skyinfra.deploy.cost import standing_cost
+from skyinfra.deploy.cost import running_cost
 from skyinfra.deploy.last_run import last_run
 from skyinfra.deploy.orphans import Orphan, find_orphans
-from skyinfra.deploy.standing import program_of, spending
+from skyinfra.deploy.spending import program_of, spending
 from skyinfra.deploy.upgrade import Running, running, wanted
 from skyinfra.errors import FleetError, InvalidField, ProjectError
 from skyinfra.protocol.manifest import Manifest, ManifestNode, ManifestSlot
@@ -116,15 +116,15 @@ def _stack_status(stack: SynthesizedStack) -> dict[str, Any]:
     pools = [_fleet_status(manifest, wanted(stack, manifest)) for manifest in fleets.values()]
     run = last_run(stack)
     absent = [declared["name"] for declared in stack.pools if declared["name"] not in fleets]
-    standing = stack.resources() if run is not None or absent else ()
+    existing = stack.resources() if run is not None or absent else ()
     for name in absent:
-        held = [each for each in standing if each.module == name]
+        held = [each for each in existing if each.module == name]
         pools.append({"pool": name, "fleet": f"{stack.name}/{name}", "deployed": False, "standing": _holds(held)})
     return {
         "stack": stack.name,
         "pools": pools,
         "incomplete": not run.running if run is not None else any(pool.get("standing") for pool in pools),
-        "standing": _holds(standing) if run is not None else None,
+        "standing": _holds(existing) if run is not None else None,
         "last_run": asdict(run) if run is not None else None,
     }
 
@@ -133,7 +133,7 @@ def _block_status(block: Block | None) -> dict[str, Any] | None:
     """Describes the ``with`` block that a stack belongs to: its program, and what its fleet costs."""
     if block is None:
         return None
-    cost = standing_cost(block.stack.resources())
+    cost = running_cost(block.stack.resources())
     return {
         **(asdict(block.opened) if block.opened is not None else {"program": None, "pid": None, "began": None}),
         "running": block.running,
@@ -147,7 +147,7 @@ def _holds(resources: Sequence[Resource]) -> dict[str, Any] | None:
     if not resources:
         return None
     failed = [f"{each.module}.{each.type}.{each.name}" for each in resources if each.tainted]
-    cost = standing_cost(resources).to_json()
+    cost = running_cost(resources).to_json()
     return {"resources": len(resources), "text": holdings(resources), "failed": failed, "cost": cost}
 
 
@@ -157,7 +157,7 @@ def _orphan(orphan: Orphan) -> dict[str, Any]:
         "workspace": orphan.workspace,
         "state": orphan.where,
         "resources": len(orphan.resources),
-        "cost": standing_cost(orphan.resources).to_json(),
+        "cost": running_cost(orphan.resources).to_json(),
         "problem": orphan.problem,
     }
 
@@ -190,10 +190,10 @@ def _fleet_status(manifest: Manifest, version: str | None) -> dict[str, Any]:
 
 def _follow_status(now: Snapshot | None) -> dict[str, Any] | None:
     """Describes how the layouts of a fleet follow its work; None where they do not, or the head does not answer."""
-    followed = now.state.follow if now is not None and now.state is not None else None
-    if followed is None:
+    follow_state = now.state.follow if now is not None and now.state is not None else None
+    if follow_state is None:
         return None
-    return {**asdict(followed.policy), "changes": [asdict(change) for change in followed.changes]}
+    return {**asdict(follow_state.policy), "changes": [asdict(change) for change in follow_state.changes]}
 
 
 def _look(manifest: Manifest) -> tuple[Snapshot, Tasks, Running]:
@@ -228,7 +228,7 @@ def _node_status(manifest: Manifest, node: ManifestNode, now: Snapshot | None, t
     reported = now.state if now else None
     promised = {f"{node.name}/{slot.index}": slot for slot in manifest.slots_of(node)}
     wanted = reported.slots.get(node.name, tuple(promised)) if reported else tuple(promised)
-    leaving = reported.leaving.get(node.name) if reported else None
+    out_of_service = reported.out_of_service.get(node.name) if reported else None
     slots = [
         {
             **draining[name].to_json(),
@@ -254,9 +254,9 @@ def _node_status(manifest: Manifest, node: ManifestNode, now: Snapshot | None, t
         "head": node.head,
         "address": node.address,
         "machine_type": node.machine_type,
-        "state": "draining" if draining else "drained" if leaving and not live else state,
+        "state": "draining" if draining else "drained" if out_of_service and not live else state,
         "failed": asdict(failed) if failed is not None else None,
-        "leaving": leaving,
+        "leaving": out_of_service,
         "behind": bool(reported and node.name in reported.behind),
         "slots": sorted(slots, key=lambda slot: int(slot["worker"])),
         "gpus": gpus,
@@ -359,12 +359,12 @@ def _print_follow(follow: dict[str, Any] | None) -> None:
 
 def _print_absent(pool: dict[str, Any]) -> None:
     out = tables.console()
-    standing = pool["standing"]
-    if standing is None:
+    existing = pool["standing"]
+    if existing is None:
         out.print(f"[bold]{pool['fleet']}[/] is not deployed")
         return
-    out.print(f"[bold]{pool['fleet']}[/] is [red]partly deployed[/]: {escape(standing['text'])}", soft_wrap=True)
-    for address in standing["failed"]:
+    out.print(f"[bold]{pool['fleet']}[/] is [red]partly deployed[/]: {escape(existing['text'])}", soft_wrap=True)
+    for address in existing["failed"]:
         out.print(f"  {escape(address)} was created and failed", soft_wrap=True)
 
 

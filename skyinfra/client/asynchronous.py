@@ -181,7 +181,7 @@ class AsyncPool(Sender):
         future = gang.start(lambda found: loop.call_soon_threadsafe(received.put_nowait, found))
         try:
             while (found := await received.get()) is not None:
-                gang.tell(found)
+                gang.update(found)
             return gang.results(future.result())
         finally:
             future.cancel()

@@ -35,7 +35,7 @@ from skyinfra.errors import (
     SkyinfraError,
     VersionMismatch,
 )
-from skyinfra.first_boot import asking
+from skyinfra.first_boot import report_client
 from skyinfra.protocol import rpc, services
 from skyinfra.protocol.fleet import STATE_VERSION, FleetState, NodeFailure
 from skyinfra.protocol.instance import STARTUP_KEY, InstanceInfo
@@ -173,7 +173,9 @@ class Asker:
     async def _no_fleet(self, why: str) -> FleetUnreachable:
         """Why no fleet answers there: a head whose first boot failed says so, to whoever has the fleet secret."""
         head = self.manifest.head
-        failure = await asyncio.to_thread(asking.ask, head.address, head.port, self.manifest.secret, timeout=_PROBE_S)
+        failure = await asyncio.to_thread(
+            report_client.ask, head.address, head.port, self.manifest.secret, timeout=_PROBE_S
+        )
         if failure is not None:
             return boot_failed(NodeFailure.of(failure), node=str(failure.get("node")), fleet=self.manifest.fleet)
         return FleetUnreachable(
@@ -242,14 +244,14 @@ class Asker:
         identity = await within(self.head.identity(n_workers=-1), _ANSWER_S)
         workers = identity["workers"].values()
         described = rpc.lists([(w["status"], w[STARTUP_KEY]) for w in workers if STARTUP_KEY in w])
-        told = rpc.lists(identity.get(STARTUP_KEY))
-        if self._any_version and told is not None and told.get("version") != STATE_VERSION:
-            told = None
+        document = rpc.lists(identity.get(STARTUP_KEY))
+        if self._any_version and document is not None and document.get("version") != STATE_VERSION:
+            document = None
         return Snapshot(
             slots=self._slots(described, "running"),
             # The runner pauses the workers of the slots that go.
             draining=self._slots(described, "paused"),
-            state=FleetState.read(told) if told is not None else None,
+            state=FleetState.read(document) if document is not None else None,
         )
 
     async def ask(self, node: str, question: str, arguments: dict[str, Any], wait_s: float) -> Any:

@@ -104,8 +104,8 @@ class Dashboard(Listener):
         async def there() -> None:
             # Another request on the same connection was not admitted: only a websocket goes on.
             while data := await reader.read(_PART):
-                goes_on = request.websocket and answer.startswith(_SWITCHED)
-                if goes_on and not await services.dashboard_send(head, number=number, data=data):
+                upgraded = request.websocket and answer.startswith(_SWITCHED)
+                if upgraded and not await services.dashboard_send(head, number=number, data=data):
                     return
 
         async def back() -> None:

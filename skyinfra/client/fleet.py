@@ -21,11 +21,11 @@ from skyinfra.client.watching import Watcher
 from skyinfra.engine.forwarding import Listener, join
 from skyinfra.engine.loop import LoopThread
 from skyinfra.errors import FleetError, FleetUnreachable
+from skyinfra.port_forward import forwarding
 from skyinfra.protocol import questions
 from skyinfra.protocol.calls import BESIDE, ENDED, ITEM, Item, Outcome
 from skyinfra.protocol.manifest import Manifest
 from skyinfra.protocol.secrets import Secret
-from skyinfra.reach import forwarding
 from skyinfra.sync.includes import Includes
 from skyinfra.tasks.included import Included
 from skyinfra.tasks.secrets import Secrets
@@ -249,6 +249,6 @@ class Fleet(AskedFleet):
         elif kind == ITEM:
             self.dispatcher.executor.arrived(name, Item(*content))
         elif kind != "lines":
-            self.watcher.told(kind, name, content)
+            self.watcher.handle(kind, name, content)
         elif name in self._line_sinks:
             self._line_sinks[name](content)

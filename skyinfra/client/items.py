@@ -19,7 +19,7 @@ from skyinfra.worker import streaming
 T = TypeVar("T")
 
 # Items that the client has taken are told to the slot in groups of that many.
-_TOLD = MOST_ITEMS // 4
+_ACKNOWLEDGED = MOST_ITEMS // 4
 _END = object()
 
 
@@ -47,7 +47,7 @@ class Arrivals:
         self._begins: Callable[[], object] | None = None
         # Of the process that sends them: its address, and the key of the attempt.
         self._sender = ("", "")
-        self._telling: bool | None = False  # None: again, with the number that is true by then
+        self._acknowledging: bool | None = False  # None: again, with the number that is true by then
         # Since when the task waits until items are taken (``time.monotonic``).
         self._stalled: float | None = None
 
@@ -79,7 +79,7 @@ class Arrivals:
             # It waits until items are taken, has not heard that they were, or has started again.
             if self._ready and item.number == self._came - 1:
                 self._stalled = self._stalled or time.monotonic()
-            self._tell()
+            self._acknowledge()
             return True
         outcome = pickle.loads(item.outcome)  # noqa: S301 - the fleet's own, over mutual TLS
         with self._changed:
@@ -106,22 +106,22 @@ class Arrivals:
             outcome = self._ready.popleft()
             self._taken += 1
             self._stalled = None
-            told = self._taken % _TOLD == 0
-        if told:
-            self._tell()
+            due = self._taken % _ACKNOWLEDGED == 0
+        if due:
+            self._acknowledge()
         return self._channel.in_loop(self._channel.whole(outcome)) if outcome.parts else outcome
 
-    def _tell(self) -> None:
+    def _acknowledge(self) -> None:
         """Tells the slot how many items were taken: one message at a time."""
         with self._changed:
-            before, self._telling = self._telling, None if self._telling is not False else True
+            before, self._acknowledging = self._acknowledging, None if self._acknowledging is not False else True
             if before is not False or self._ended:
                 return
-        coroutine = self._told()
+        coroutine = self._acknowledged()
         with contextlib.suppress(FleetError):
             self._channel.in_loop_soon(coroutine)
 
-    async def _told(self) -> None:
+    async def _acknowledged(self) -> None:
         again = True
         while again:
             worker, key = self._sender
@@ -129,11 +129,11 @@ class Arrivals:
                 with contextlib.suppress(OSError):
                     await self._channel.run_on(worker, streaming.allow, self._taken, key)
             except BaseException:  # the slot asks again
-                self._telling = False
+                self._acknowledging = False
                 raise
             with self._changed:
-                again = self._telling is None
-                self._telling = again
+                again = self._acknowledging is None
+                self._acknowledging = again
 
 
 class Items(Iterator[T], AsyncIterator[T], Generic[T]):

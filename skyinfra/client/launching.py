@@ -78,7 +78,7 @@ class Gang:
     on_line: OnLine | None
 
     def start(self, deliver: Callable[[Received], object]) -> concurrent.futures.Future[list[RankEnd]]:
-        """Starts it; cancelling the future ends it. *deliver* gets what `tell` takes, and None in the end.
+        """Starts it; cancelling the future ends it. *deliver* gets what `update` takes, and None in the end.
 
         It is called in another thread.
         """
@@ -98,9 +98,9 @@ class Gang:
         deadline = time.monotonic() + PROGRAM_GRACE_S + gangs.last_words_s(self.launch)
         with contextlib.suppress(queue.Empty):
             while (found := received.get(timeout=max(0.0, deadline - time.monotonic()))) is not None:
-                self.tell(found)
+                self.update(found)
 
-    def tell(self, found: tuple[int, Lines] | list[InstanceInfo]) -> None:
+    def update(self, found: tuple[int, Lines] | list[InstanceInfo]) -> None:
         """Warns about its slots, or calls *on_line* with the lines of a rank."""
         if isinstance(found, list):
             _warn(found, self.launch.framework)

@@ -220,10 +220,10 @@ def _manifest_here(own: InstanceInfo) -> Manifest:
     with open_questions(made) as asked:
         now = asked.look()
     here = [slot for slot in now.slots if slot.node == own.node]
-    told = now.state.slots if now.state is not None else {}
+    reported = now.state.slots if now.state is not None else {}
     return replace(
         made,
-        nodes=tuple(ManifestNode(name, name, "") for name in {**told, own.node: ()}),
+        nodes=tuple(ManifestNode(name, name, "") for name in {**reported, own.node: ()}),
         slots=tuple(ManifestSlot(each.worker, each.kind, each.accelerator, each.profile, each.gpu) for each in here),
     )
 
@@ -267,11 +267,11 @@ def _slots(manifest: Manifest, now: Snapshot) -> tuple[int, int]:
     if now.state is not None and now.state.failed:
         node, failure = sorted(now.state.failed.items())[0]
         raise boot_failed(failure, node=node, fleet=manifest.fleet)
-    told = now.state.slots if now.state is not None else {}
+    reported = now.state.slots if now.state is not None else {}
     if not manifest.group_nodes:
         # The head remembers those that are not declared any more.
-        told = {node.name: told.get(node.name, ()) for node in manifest.nodes}
-    counts = [len(names) for names in told.values() if names]
+        reported = {node.name: reported.get(node.name, ()) for node in manifest.nodes}
+    counts = [len(names) for names in reported.values() if names]
     others = max(0, manifest.node_count - len(counts))
     return len(now.slots), sum(counts) + others * len(manifest.slots)
 

@@ -259,13 +259,13 @@ class Pool(Sender, Questions):
                     flow.take(ended.get())
 
     def _targets(self, slots: Sequence[InstanceInfo] | None, settings: Options) -> list[Target]:
-        chosen = self.target.of(settings)
-        if slots is None and chosen == ANYWHERE:
+        selected = self.target.of(settings)
+        if slots is None and selected == ANYWHERE:
             return [Target(slot=name) for name in self.look().promised(self.manifest)]
         if slots is None:
-            slots = [slot for slot in self.look().slots if chosen.takes(slot)]
+            slots = [slot for slot in self.look().slots if selected.takes(slot)]
             if not slots:
-                return [chosen]  # waits for the first one, or says that there is none
+                return [selected]  # waits for the first one, or says that there is none
         return [Target(slot.slot, profile=slot.profile) for slot in slots]
 
     @staticmethod
@@ -313,7 +313,7 @@ class Pool(Sender, Questions):
         future = gang.start(received.put)
         try:
             while (found := received.get()) is not None:
-                gang.tell(found)
+                gang.update(found)
             return gang.results(future.result())
         except KeyboardInterrupt:
             if gang.on_line is not None:

@@ -40,9 +40,9 @@ class Questions:
     def node_names(self) -> list[str]:
         """Returns the names of the nodes: those of the manifest, then those that the head knows besides."""
         now = self.look()
-        told = now.state.slots if now.state is not None else {}
+        reported = now.state.slots if now.state is not None else {}
         known = [node.name for node in self.manifest.nodes]
-        return list(dict.fromkeys([*known, *sorted({*told, *(slot.node for slot in (*now.slots, *now.draining))})]))
+        return list(dict.fromkeys([*known, *sorted({*reported, *(slot.node for slot in (*now.slots, *now.draining))})]))
 
     def named(self, node: str | None, field: str = "node") -> list[str]:
         """Returns *node*, or for None the names of all nodes. Raises `InvalidField` for an unknown one."""
@@ -129,8 +129,8 @@ class Questions:
         before that, the journal knows. Nodes that do not answer tell nothing.
         """
         found = self._fleet.in_loop(Line(self._fleet.connection).ask(services.records))
-        told = self.ask_all(sorted({each.slot.rpartition("/")[0] for each in found}), questions.MEASURED)
-        used = {key: each for answer in told.values() if isinstance(answer, dict) for key, each in answer.items()}
+        reported = self.ask_all(sorted({each.slot.rpartition("/")[0] for each in found}), questions.MEASURED)
+        used = {key: each for answer in reported.values() if isinstance(answer, dict) for key, each in answer.items()}
         found = [replace(each, figures=Figures.read(used[each.key])) if each.key in used else each for each in found]
         since = min((each.submitted for each in found), default=float("inf"))
         return [*_earlier(self.jobs(), since), *found]

@@ -124,7 +124,7 @@ def nodes_of(manifest: Manifest, launch: Launch) -> int | None:
 def may_come(now: Snapshot, manifest: Manifest, launch: Launch) -> bool:
     """Whether slots that are missing, or that a layout change brings, would be enough."""
     target = launch.target
-    if now.draining or (now.state is not None and now.state.leaving):
+    if now.draining or (now.state is not None and now.state.out_of_service):
         return True
     if target.profile or target.accelerator or target.slot:
         return False

@@ -113,7 +113,7 @@ def run_script(
     with fleet.listening(run_id, received.put):
         future = pool.send(task, target, name=name or path.name)
         future.when_done(lambda _: received.put(None))
-        waits = threading.Timer(waits_s, tell_that_it_waits, [fleet, future.key, on_wait])
+        waits = threading.Timer(waits_s, say_that_it_waits, [fleet, future.key, on_wait])
         waits.daemon = True
         waits.start()
         try:
@@ -130,7 +130,7 @@ def run_script(
             future.cancel()
 
 
-def tell_that_it_waits(fleet: Fleet, key: str, on_wait: OnWait) -> None:
+def say_that_it_waits(fleet: Fleet, key: str, on_wait: OnWait) -> None:
     """Calls *on_wait* where no slot of *fleet* runs the task *key*, as its head tells it: about a second old."""
     with contextlib.suppress(SkyinfraError, OSError, RuntimeError):  # the task itself will say what is wrong
         running = fleet.from_head(fleet.connection.running())
@@ -187,7 +187,7 @@ def _run_on_several(
     try:
         while (found := received.get()) is not None:
             if isinstance(found, tuple):
-                gang.tell(found)
+                gang.update(found)
         future.result()
     except GangFailed as error:
         if error.code is None:

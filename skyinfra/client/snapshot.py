@@ -106,12 +106,12 @@ class Snapshot:
         A node of *manifest* that has not told its slots yet is to have those of the manifest. Which nodes a group has
         changes without notice, so that only those of them count that are there.
         """
-        told = self.state.slots if self.state is not None else {}
+        reported = self.state.slots if self.state is not None else {}
         names: list[str] = []
         for node in manifest.nodes:
             # None, where a node has left.
             promised = [f"{node.name}/{slot.index}" for slot in manifest.slots_of(node)]
-            names += told.get(node.name, promised)
+            names += reported.get(node.name, promised)
         return list(dict.fromkeys([*names, *(slot.slot for slot in self.slots)]))
 
     def prospect(self, target: Target) -> Prospect:
@@ -124,24 +124,24 @@ class Snapshot:
         if target.slot is None:
             on = changing if target.node is None else changing & {target.node}
             # Another node comes in the place of one that left, or it comes back; until then there may be none.
-            replaced = target.node is None and self.state is not None and bool(self.state.leaving)
+            replaced = target.node is None and self.state is not None and bool(self.state.out_of_service)
             if on or replaced:
                 return "coming"
             named = target.profile or target.accelerator or target.memory_gb
             return "gone" if named and self._complete() else "missing"
         node = target.slot.rpartition("/")[0]
-        told = self.state.slots.get(node) if self.state is not None else None
-        renamed = told is not None and target.slot not in told
+        reported = self.state.slots.get(node) if self.state is not None else None
+        renamed = reported is not None and target.slot not in reported
         if renamed or any(slot.slot == target.slot for slot in self.slots):
             return "gone"
         return "coming" if node in changing else "missing"
 
     def possible(self, target: Target) -> int:
         """The number of slots for *target*, any of a profile or a size, that layouts which follow the work can give."""
-        followed = self.state.follow if self.state is not None else None
-        if followed is None or target.slot or not (target.profile or target.memory_gb):
+        follow_state = self.state.follow if self.state is not None else None
+        if follow_state is None or target.slot or not (target.profile or target.memory_gb):
             return 0
-        return followed.most(profile=target.profile, memory_gb=target.memory_gb, node=target.node)
+        return follow_state.most(profile=target.profile, memory_gb=target.memory_gb, node=target.node)
 
     def failures(self, target: Target) -> list[str]:
         """A sentence for each node of *target* that could not be set up."""
@@ -160,8 +160,8 @@ class Snapshot:
 
     def _nodes(self, manifest: Manifest) -> list[str]:
         """The nodes that *manifest* or the head knows."""
-        told = (self.state.slots, self.state.failed, self.state.leaving) if self.state is not None else ()
-        return list(dict.fromkeys([*(node.name for node in manifest.nodes), *sorted(set().union(*told))]))
+        reported = (self.state.slots, self.state.failed, self.state.out_of_service) if self.state is not None else ()
+        return list(dict.fromkeys([*(node.name for node in manifest.nodes), *sorted(set().union(*reported))]))
 
     def instead(self, target: Target, manifest: Manifest) -> str:
         """A hint for who wants *target* of the fleet of *manifest*, which has no such slot."""
@@ -172,7 +172,7 @@ class Snapshot:
     def left(self, target: Target) -> str | None:
         """Why the node of *target*'s slot leaves, or has left; None where it does not."""
         node = (target.slot or "").rpartition("/")[0]
-        return self.state.leaving.get(node) if self.state is not None else None
+        return self.state.out_of_service.get(node) if self.state is not None else None
 
     def profiles(self) -> str:
         """The slots in words, such as ``2g.20gb*3, 1g.10gb``."""
@@ -203,9 +203,9 @@ class Snapshot:
 
     def _complete(self) -> bool:
         """Whether every slot that there is to be is there, so that nothing else will come."""
-        told = self.state.slots.values() if self.state is not None else ()
+        reported = self.state.slots.values() if self.state is not None else ()
         present = {slot.slot for slot in self.slots}
-        return bool(present) and any(told) and all(name in present for names in told for name in names)
+        return bool(present) and any(reported) and all(name in present for names in reported for name in names)
 
 
 def _counted(names: Iterable[str]) -> str:

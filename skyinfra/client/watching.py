@@ -60,7 +60,7 @@ class Watcher:
         self._contexts.update(dict.fromkeys(keys, context))
         return context
 
-    def told(self, kind: str, key: str, content: tuple[str, str, Any]) -> None:
+    def handle(self, kind: str, key: str, content: tuple[str, str, Any]) -> None:
         """Takes a message of the task *key*: its slot, its name and what it says, see `skyinfra.worker.streaming`."""
         context = self._contexts.get(key) or contextvars.copy_context()
         slot, name, what = content

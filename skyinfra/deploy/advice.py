@@ -41,9 +41,9 @@ class FleetAdvice:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values, without the trace."""
-        told = {name: getattr(self, name) for name in ("fleet", "first", "last", "measured", "reserved", "silent")}
+        fields = {name: getattr(self, name) for name in ("fleet", "first", "last", "measured", "reserved", "silent")}
         return {
-            **told,
+            **fields,
             **asdict(self.advice),
             "keeps": self.advice.keeps,
             "declaration": self.advice.declaration,

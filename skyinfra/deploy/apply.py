@@ -10,7 +10,7 @@ from functools import partial
 
 from skyinfra.deploy.disks import refuse_smaller
 from skyinfra.deploy.last_run import recorded
-from skyinfra.deploy.lost import lost_nodes
+from skyinfra.deploy.missing_nodes import lost_nodes
 from skyinfra.deploy.next_steps import next_steps
 from skyinfra.deploy.reporting import Line, Reporter
 from skyinfra.errors import (

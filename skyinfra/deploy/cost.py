@@ -118,7 +118,7 @@ def cost_of(pools: Iterable[Mapping[str, Any]]) -> Cost:
 
 
 @dataclass(frozen=True, slots=True)
-class StandingCost:
+class RunningCost:
     """The cost of the machines in a Terraform state. machines: by type, region and purchase, with their counts."""
 
     machines: tuple[Machines, ...]
@@ -159,13 +159,13 @@ class StandingCost:
         }
 
 
-def standing_cost(resources: Iterable[Resource]) -> StandingCost:
+def running_cost(resources: Iterable[Resource]) -> RunningCost:
     """Returns the cost of the machines among the *resources* of a Terraform state."""
     counts: Counter[Machines] = Counter()
     for resource in resources:
         if found := machines_of(resource.type, resource.attributes):
             counts[replace(found, count=0)] += found.count
-    return StandingCost(tuple(replace(each, count=count) for each, count in counts.items() if count))
+    return RunningCost(tuple(replace(each, count=count) for each, count in counts.items() if count))
 
 
 def _pool(pool: Mapping[str, Any]) -> PoolCost:

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from skyinfra.deploy.endings import losing_pools
+from skyinfra.deploy.affected_nodes import losing_pools
 from skyinfra.errors import NodeError, PoolNotFound, ProjectNotFound, SkyinfraError, StackNotFound, counted
 from skyinfra.protocol import jobs, questions
 from skyinfra.protocol.jobs import JobInfo

@@ -36,8 +36,8 @@ class Orphan:
     @property
     def command(self) -> str:
         """The command that destroys what it holds."""
-        chosen = f"TF_WORKSPACE={self.workspace} " if self.workspace else ""
-        return f"{chosen}skyinfra destroy {self.stack.name}"
+        selected = f"TF_WORKSPACE={self.workspace} " if self.workspace else ""
+        return f"{selected}skyinfra destroy {self.stack.name}"
 
 
 def find_orphans(project: Project, declared: Iterable[SynthesizedStack]) -> tuple[Orphan, ...]:

@@ -17,7 +17,7 @@ from skyinfra.deploy.apply import carry_out, hint_for
 from skyinfra.deploy.cost import cost_of
 from skyinfra.deploy.kept import keep_before
 from skyinfra.deploy.reporting import Line
-from skyinfra.deploy.standing import described, since, spent
+from skyinfra.deploy.spending import described, since, spent
 from skyinfra.errors import FleetError, ProjectError, SkyinfraError, TerraformError, counted
 from skyinfra.terraform import blocks
 from skyinfra.terraform.backends import LocalState
@@ -110,11 +110,11 @@ class Session:
 
     def close(self) -> None:
         """Destroys the fleet and removes the session's folder. Raises `TerraformFailed`, with what to run next."""
-        with contextlib.ExitStack() as leaving:  # whatever fails, the rest is still done
-            leaving.callback(self._release)
-            leaving.callback(self._remove)
+        with contextlib.ExitStack() as cleanup:  # whatever fails, the rest is still done
+            cleanup.callback(self._release)
+            cleanup.callback(self._remove)
             if self._client is not None:
-                leaving.callback(self._client.close)
+                cleanup.callback(self._client.close)
 
     def _remove(self) -> None:
         """Destroys the fleet, then removes the folder with its state."""

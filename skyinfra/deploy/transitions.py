@@ -38,7 +38,7 @@ class GpuChange:
         return self._parts(self.before, self.after, there=True)
 
     @property
-    def goes(self) -> Layout:
+    def destroyed(self) -> Layout:
         """The partitions that are destroyed, when their slots are drained."""
         return self._parts(self.before, self.after, there=False)
 

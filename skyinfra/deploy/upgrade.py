@@ -151,8 +151,8 @@ class Upgrade:
         versions: the address of one.
         """
         pool, _, ending = self.manifest.pool, *versions.rpartition(".terraform_data.")[1:]
-        standing = [r for r in self.stack.resources() if (r.module, r.type) == (pool, "terraform_data")]
-        if all(r.address == versions for r in standing if f"{r.name}[{r.key}]" == ending):
+        existing = [r for r in self.stack.resources() if (r.module, r.type) == (pool, "terraform_data")]
+        if all(r.address == versions for r in existing if f"{r.name}[{r.key}]" == ending):
             return
         if carry_out(self.stack, approve=lambda plan: False) is None:
             raise UpgradeFailed(

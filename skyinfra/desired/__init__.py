@@ -92,20 +92,20 @@ def find(config: NodeConfig, sha256: str, directory: NodeDirectory, of_head: Fle
     where = str(directory.desired_file)
     found = replace(_declared(config, sha256, kept, of_head, where), request=kept.request)
     found = replace(found, refused=found.refused or refused)
-    chosen = _chosen(config, kept)
-    if not chosen:
+    selected = _selected(config, kept)
+    if not selected:
         return found
-    fleet = replace(found.layout, by_node=chosen)
+    fleet = replace(found.layout, by_node=selected)
     try:
         config_of_node = _with(found.config, fleet, where)
         return replace(
-            found, config=config_of_node, fleet=fleet, source="work" if config.node in chosen else found.source
+            found, config=config_of_node, fleet=fleet, source="work" if config.node in selected else found.source
         )
     except InvalidNodeConfig as error:
         return replace(found, refused=found.refused or error)
 
 
-def _chosen(config: NodeConfig, kept: DesiredFile) -> dict[str, tuple[str, ...]]:
+def _selected(config: NodeConfig, kept: DesiredFile) -> dict[str, tuple[str, ...]]:
     """On a head whose layouts follow the work: those that it has chosen among the declared ones."""
     if config.follow is None or not config.head:
         return {}
@@ -169,14 +169,14 @@ def _with(config: NodeConfig, layout: FleetLayout, where: str) -> NodeConfig:
 
 def _of_node(node: str, layout: FleetLayout, accelerator: NodeAccelerator, where: str) -> tuple[Layout, ...]:
     """The layouts of the GPUs of *node*: those that the head chose for them, else those of the fleet."""
-    chosen, where = layout.by_node.get(node), f"{where}.by_node.{node}"
-    if chosen is None:
+    selected, where = layout.by_node.get(node), f"{where}.by_node.{node}"
+    if selected is None:
         return layout.layouts
     model, count = accelerator.mig_model, accelerator.count
-    if len(chosen) != count or not layout.layouts or model is None or model not in models():
-        raise InvalidNodeConfig(f"{counted(len(chosen), 'layout')} for {count} {accelerator.name}", field=where)
+    if len(selected) != count or not layout.layouts or model is None or model not in models():
+        raise InvalidNodeConfig(f"{counted(len(selected), 'layout')} for {count} {accelerator.name}", field=where)
     try:
-        pairs = zip(chosen, layout.layouts, strict=True)
+        pairs = zip(selected, layout.layouts, strict=True)
         return tuple(resolve(text, geometry(model), 1)[0] if text else declared for text, declared in pairs)
     except LayoutError as error:
         raise InvalidNodeConfig(error.message, field=where, given=error.given, hint=error.hint) from None

@@ -99,9 +99,9 @@ def _before_counts(directory: NodeDirectory) -> bool:
 
 def _before(directory: NodeDirectory) -> DesiredFile:
     """Reads the files of the version before; those that cannot be read count as missing."""
-    declared, told, followed, placed = (directory.path / name for name in _BEFORE)
+    declared, received, selected, placed = (directory.path / name for name in _BEFORE)
     found: dict[str, Any] = {}
-    for part in (_declared(declared), _told(told), _followed(followed), _placed(placed)):
+    for part in (_declared(declared), _received(received), _selected(selected), _placed(placed)):
         with contextlib.suppress(InvalidNodeConfig):
             found |= dict(part)
     return DesiredFile(**found)
@@ -111,15 +111,15 @@ def _declared(file: Path) -> Iterator[tuple[str, object]]:
     yield "declared", FleetLayout.load(file, text_of=message)
 
 
-def _told(file: Path) -> Iterator[tuple[str, object]]:
-    told = _Told.load(file, text_of=message)
-    if told.layout.version == fleet.VERSION:
-        yield "config_sha256", told.config_sha256
-        yield "fleet", told.layout
+def _received(file: Path) -> Iterator[tuple[str, object]]:
+    received = _Received.load(file, text_of=message)
+    if received.layout.version == fleet.VERSION:
+        yield "config_sha256", received.config_sha256
+        yield "fleet", received.layout
 
 
-def _followed(file: Path) -> Iterator[tuple[str, object]]:
-    yield "by_node", _Followed.load(file, text_of=message).by_node
+def _selected(file: Path) -> Iterator[tuple[str, object]]:
+    yield "by_node", _Selected.load(file, text_of=message).by_node
 
 
 def _placed(file: Path) -> Iterator[tuple[str, object]]:
@@ -127,14 +127,14 @@ def _placed(file: Path) -> Iterator[tuple[str, object]]:
 
 
 @dataclass(frozen=True)
-class _Told(_schema.Document, error=InvalidNodeConfig, source="told.json", version=1):
+class _Received(_schema.Document, error=InvalidNodeConfig, source="told.json", version=1):
     version: int
     config_sha256: str
     layout: FleetLayout
 
 
 @dataclass(frozen=True)
-class _Followed(_schema.Document, error=InvalidNodeConfig, source="followed.json", version=1):
+class _Selected(_schema.Document, error=InvalidNodeConfig, source="followed.json", version=1):
     version: int
     by_node: dict[str, tuple[str, ...]] = field(default_factory=dict)
 

@@ -25,11 +25,11 @@ def examine(config: Path | None = None, *, root: Path = Path("/")) -> list[Findi
     looks = (
         _runner(directory) if directory is not None else (),
         _notices(directory) if directory is not None else (),
-        nvidia.look(node, directory, path, root),
-        vendors.look(node, directory, path, root),
-        system.look(node, directory, root),
+        nvidia.checks(node, directory, path, root),
+        vendors.checks(node, directory, path, root),
+        system.checks(node, directory, root),
     )
-    findings = [finding for look in looks for finding in _guarded(look)]
+    findings = [finding for checks in looks for finding in _guarded(checks)]
     if node is None and not any(finding.what.startswith("accelerators") for finding in findings):
         found = "none: no NVIDIA, AMD, AWS, Google or Intel accelerator is to be seen"
         todo = (
@@ -49,10 +49,10 @@ def _node(config: Path, directory: NodeDirectory) -> NodeConfig:
         return read
 
 
-def _guarded(look: Iterable[Finding]) -> Iterator[Finding]:
-    """Yields the findings of *look*; an error that it raises is a finding too."""
+def _guarded(checks: Iterable[Finding]) -> Iterator[Finding]:
+    """Yields the findings of *checks*; an error that it raises is a finding too."""
     try:
-        yield from look
+        yield from checks
     except SkyinfraError as error:
         where = f"{error.field}: " if error.field else ""
         yield Finding("accelerators", "wrong", f"{where}{error.message}", "as declared", error.hint or "")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pynvml
 
 from skyinfra import mig
-from skyinfra.doctor import known, packages
+from skyinfra.doctor import incompatible_packages, packages
 from skyinfra.doctor.kernel_log import xids
 from skyinfra.doctor.system import failed, judged, layout, text_of
 from skyinfra.errors import AcceleratorMissing, SkyinfraError
@@ -37,7 +37,7 @@ _SLOWDOWNS = {
 _BRANCHES = {11: 450, 12: 525, 13: 580}
 
 
-def look(node: NodeConfig | None, directory: NodeDirectory | None, path: list[str], root: Path) -> Iterator[Finding]:
+def checks(node: NodeConfig | None, directory: NodeDirectory | None, path: list[str], root: Path) -> Iterator[Finding]:
     """Yields the findings; none where no NVIDIA GPU is declared and none is present."""
     declared = node is not None and node.accelerator is not None and node.accelerator.vendor == "nvidia"
     if node is not None and (not declared or node.scheduler_only):
@@ -69,7 +69,7 @@ def _opened(
         yield from _as_declared(node, directory, names, wanted)
     yield from _others(nvml)
     yield from _driver(nvml, packages.cuda(path))
-    yield from known.look(path, partitions=any((gpu.mig_mode() or (False,))[0] for gpu in gpus))
+    yield from incompatible_packages.checks(path, partitions=any((gpu.mig_mode() or (False,))[0] for gpu in gpus))
     yield from _fabric(gpus, root)
     yield from _device_files(root)
     for gpu in gpus:

@@ -25,7 +25,7 @@ _STA_UNSYNC = 0x0040
 _CLOCK_FAR_US = 1_000_000
 
 
-def look(node: NodeConfig | None, directory: NodeDirectory | None, root: Path) -> Iterator[Finding]:
+def checks(node: NodeConfig | None, directory: NodeDirectory | None, root: Path) -> Iterator[Finding]:
     """Yields the findings about the machine."""
     yield _disk("disk", directory.path if directory is not None else root)
     scratch = root / "mnt/scratch"

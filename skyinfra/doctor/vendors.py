@@ -56,7 +56,7 @@ _KINDS = (
 )
 
 
-def look(node: NodeConfig | None, directory: NodeDirectory | None, path: list[str], root: Path) -> Iterator[Finding]:
+def checks(node: NodeConfig | None, directory: NodeDirectory | None, path: list[str], root: Path) -> Iterator[Finding]:
     """Yields the findings; none of a vendor whose accelerators are neither declared nor present."""
     for kind in _KINDS:
         files, driver = inventory.device_files(kind.vendor, root)

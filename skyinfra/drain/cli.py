@@ -98,21 +98,21 @@ def _interrupt(options: argparse.Namespace) -> int:
     from skyinfra.drain.preemption import PreemptionWatch
 
     watcher = PreemptionWatch(options.config)
-    return watch(watcher.look, once=options.once, pause_s=watcher.pause_s)
+    return watch(watcher.poll, once=options.once, pause_s=watcher.pause_s)
 
 
-def watch(look: Callable[[], object], *, once: bool, pause_s: float) -> int:
-    """Calls *look* *once*, or without end: an error, which may pass, is logged once."""
+def watch(poll: Callable[[], object], *, once: bool, pause_s: float) -> int:
+    """Calls *poll* *once*, or without end: an error, which may pass, is logged once."""
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
     last: str | None = None
     while not once:
         try:
-            look()
+            poll()
             last, again_s = None, pause_s
         except SkyinfraError as error:
             if str(error) != last:
                 logger.error("%s: %s", type(error).__name__, error)
             last, again_s = str(error), max(pause_s, _RETRY_S)
         time.sleep(again_s)
-    look()
+    poll()
     return 0

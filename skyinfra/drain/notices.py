@@ -52,7 +52,7 @@ class Notice:
 class _Aws:
     pause_s = 2.0
 
-    def look(self) -> Notice | None:
+    def poll(self) -> Notice | None:
         action = self._document("spot/instance-action")
         if action is not None:
             what, when = action.get("action", "terminate"), action.get("time")
@@ -83,7 +83,7 @@ class _Gcp:
         # Names the value that was seen last: a change between two requests is answered at once.
         self._seen: str | None = None
 
-    def look(self) -> Notice | None:
+    def poll(self) -> Notice | None:
         wait = f"?wait_for_change=true&timeout_sec={self._WAIT_S}&last_etag={self._seen}" if self._seen else ""
         if self._value(f"preempted{wait}", waits=True) == "TRUE":
             return self._notice("preempted", "Google Cloud takes the spot machine back", self._PREEMPTED_S)
@@ -125,7 +125,7 @@ class _Azure:
     def _name(self) -> str:
         return _ask(self._BASE, self._NAME, self._HEADERS)[0].strip()
 
-    def look(self) -> Notice | None:
+    def poll(self) -> Notice | None:
         name = self._name
         # The first request of a machine switches the service on, which takes up to two minutes.
         text, _ = _ask(self._BASE, self._EVENTS, self._HEADERS, timeout_s=130)
@@ -145,7 +145,7 @@ class _Azure:
 def notices(config: NodeConfig) -> _Aws | _Gcp | _Azure:
     """Returns the notices for the node *config*. Raises `NotSupported` for a provider that gives none.
 
-    ``look`` returns the current one, or None, and raises `NodeFailed` where the metadata service does not answer;
+    ``poll`` returns the current one, or None, and raises `NodeFailed` where the metadata service does not answer;
     ``pause_s`` is the time between two looks.
     """
     known: dict[str, Callable[[], _Aws | _Gcp | _Azure]] = {"aws": _Aws, "gcp": lambda: _Gcp(config), "azure": _Azure}

@@ -2,7 +2,7 @@
 
 What asks the provider (`PreemptionWatch`) is a process of its own, with a user of its own on cloud nodes, because
 tasks, and the runner with them, cannot reach the metadata service. It leaves the notice in ``notice.json``; the runner
-makes a request to drain the node of it (`Follower`), see `skyinfra.drain.request`.
+makes a request to drain the node of it (`NoticeHandler`), see `skyinfra.drain.request`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _VERSION = 1
 
 
 @dataclass(frozen=True)
-class Told(Document, error=InvalidNodeConfig, source="notice.json", version=_VERSION):
+class NoticeDocument(Document, error=InvalidNodeConfig, source="notice.json", version=_VERSION):
     """The content of ``notice.json``. key: equal for the same notice. Both are None where there is no notice."""
 
     version: int
@@ -49,21 +49,21 @@ class PreemptionWatch:
         self.pause_s = self._notices.pause_s
         self._acknowledged: str | None = None
         # What was told last. The files may be those of an earlier boot.
-        self._told: str | None = ""
+        self._logged: str | None = ""
         self._left: str | None = ""
 
-    def look(self) -> Notice | None:
+    def poll(self) -> Notice | None:
         """Looks once, and leaves the notice, or that there is none, for the runner.
 
         Raises `NodeFailed` where the metadata service does not answer, `StateDirectoryError` where the message cannot
         be written.
         """
         try:
-            notice = self._notices.look()
+            notice = self._notices.poll()
         except NodeFailed as error:
-            self._tell(f"{error.message} ({error.field})")
+            self._log_unwarned(f"{error.message} ({error.field})")
             raise
-        self._tell(None)
+        self._log_unwarned(None)
         key = None if notice is None else notice.key
         if key != self._left:
             self._leave(notice)
@@ -73,24 +73,24 @@ class PreemptionWatch:
         return notice
 
     def _leave(self, notice: Notice | None) -> None:
-        told = Told(_VERSION)
+        document = NoticeDocument(_VERSION)
         if notice is not None:
             why, until, boot = notice.why, notice.until, request.this_boot()
             drain = Drain(request.VERSION, self._provider, why, until, boot, if_others=not notice.certain)
-            told = Told(_VERSION, notice.key, drain)
+            document = NoticeDocument(_VERSION, notice.key, drain)
             logger.info("%s", why)
-        self._directory.write(self._directory.notice_file, json.dumps(told.to_json()) + "\n")
+        self._directory.write(self._directory.notice_file, json.dumps(document.to_json()) + "\n")
 
-    def _tell(self, unwarned: str | None) -> None:
+    def _log_unwarned(self, unwarned: str | None) -> None:
         """Tells the runner and `doctor` why no notice can be read, until one can."""
         file = self._directory.unwarned_file
-        if unwarned != self._told:
+        if unwarned != self._logged:
             if unwarned is not None:
                 self._directory.write(file, unwarned)
             else:
                 with writing(file):
                     file.unlink(missing_ok=True)
-            self._told = unwarned
+            self._logged = unwarned
 
     def _acknowledge(self, notice: Notice) -> None:
         """Acknowledges *notice* once nothing runs here any more, so that the provider need not wait."""
@@ -102,14 +102,14 @@ class PreemptionWatch:
             logger.info("acknowledged: nothing runs here any more")
 
 
-class Follower:
+class NoticeHandler:
     """Follows what ``notice.json`` says of the node in *directory*."""
 
     def __init__(self, directory: NodeDirectory) -> None:
         self._directory = directory
         self._stamp: tuple[int, int, int] | None = None
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """A new notice requests a drain of the node; one that is withdrawn lets it serve again.
 
         Raises `StateDirectoryError` where the request cannot be written.
@@ -120,23 +120,23 @@ class Follower:
         if seen is None or seen == self._stamp:
             return
         try:
-            told = Told.load(file, text_of=message)
+            document = NoticeDocument.load(file, text_of=message)
         except InvalidNodeConfig as error:
             logger.error("%s: %s", type(error).__name__, error)
         else:
-            drain = told.drain
+            drain = document.drain
             if drain is not None and file.parent != self._directory.path:
                 # Below /run: it is of this boot, for which a service in a container may have another name.
                 drain = replace(drain, boot=request.this_boot())
             if drain is None:
                 self._withdraw()
-            elif not drain.over and told.key != self._followed():
-                self._follow(drain)
+            elif not drain.over and document.key != self._handled():
+                self._handle_notice(drain)
                 # A drain that a person undid is not requested again.
-                self._directory.write(self._directory.followed_file, str(told.key))
+                self._directory.write(self._directory.handled_notice_file, str(document.key))
         self._stamp = seen
 
-    def _follow(self, drain: Drain) -> None:
+    def _handle_notice(self, drain: Drain) -> None:
         present = self._request()
         # A person's request stays unless the provider ends tasks sooner; a recommendation never replaces it.
         ends = math.inf if drain.if_others or drain.until is None else drain.until
@@ -146,9 +146,9 @@ class Follower:
             request.write(self._directory, drain)
             logger.info("%s; the node is to be drained", drain.why)
 
-    def _followed(self) -> str | None:
+    def _handled(self) -> str | None:
         with contextlib.suppress(OSError, ValueError):
-            return message(self._directory.followed_file)
+            return message(self._directory.handled_notice_file)
         return None
 
     def _withdraw(self) -> None:
@@ -157,8 +157,8 @@ class Follower:
         if present is not None and present.by not in (request.OPERATOR, request.UPGRADE):
             logger.info("the notice is withdrawn: %s", present.why)
             request.clear(self._directory)
-        with writing(self._directory.followed_file):
-            self._directory.followed_file.unlink(missing_ok=True)
+        with writing(self._directory.handled_notice_file):
+            self._directory.handled_notice_file.unlink(missing_ok=True)
 
     def _request(self) -> Drain | None:
         with contextlib.suppress(InvalidNodeConfig):

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from skyinfra.drain import request
-from skyinfra.drain.preemption import Follower
+from skyinfra.drain.preemption import NoticeHandler
 from skyinfra.drain.request import Drain
 from skyinfra.errors import InvalidNodeConfig, StateDirectoryError
 from skyinfra.node.folder import NodeDirectory, stamp
@@ -36,15 +36,15 @@ class DrainWatch:
     # The request with `if_others` that the head has granted.
     _granted: Drain | None = None
     _asking: asyncio.Task[None] | None = None
-    _follower: Follower = field(init=False)
-    _unfollowed: str = ""
+    _notices: NoticeHandler = field(init=False)
+    _unhandled: str = ""
 
     def __post_init__(self) -> None:
-        self._follower = Follower(self.directory)
+        self._notices = NoticeHandler(self.directory)
 
     def watch(self) -> None:
         """Notices a changed request and informs tasks at once, even while the runner is busy."""
-        self._follow()
+        self._handle_notice()
         if stamp(self.directory.drain_file) != self._stamp:
             drain = self._read()
             if drain is None or not drain.if_others:
@@ -58,7 +58,7 @@ class DrainWatch:
     async def wanted(self, node: Node) -> Drain | None:
         """Returns the request that *node* has to follow now."""
         self.close()
-        self._follow()
+        self._handle_notice()
         drain = self._read()
         undecided = drain is not None and drain.if_others and drain not in (self.drain, self._granted)
         if drain is not None and undecided and not await self.may_drain(node, drain.why):
@@ -85,14 +85,14 @@ class DrainWatch:
         self._granted = drain
         self.changed.set()
 
-    def _follow(self) -> None:
+    def _handle_notice(self) -> None:
         try:
-            self._follower.look()
-            self._unfollowed = ""
+            self._notices.poll()
+            self._unhandled = ""
         except StateDirectoryError as error:
-            if str(error) != self._unfollowed:
+            if str(error) != self._unhandled:
                 logger.error("a preemption notice cannot be followed: %s", error)
-            self._unfollowed = str(error)
+            self._unhandled = str(error)
 
     def _read(self) -> Drain | None:
         self._stamp = stamp(self.directory.drain_file)

@@ -39,7 +39,7 @@ from tornado.iostream import IOStream, SSLIOStream, StreamClosedError
 from tornado.tcpclient import TCPClient
 
 from skyinfra.engine.handshakes import HANDSHAKES
-from skyinfra.engine.parked import Parked
+from skyinfra.engine.reverse_connections import Parked
 from skyinfra.engine.waiting import within
 from skyinfra.errors import FleetError, SkyinfraError, UnsafeAnswer
 from skyinfra.protocol import calls
@@ -191,12 +191,12 @@ def running(worker: Worker) -> list[str]:
     return sorted(str(task.key) for task in worker.state.all_running_tasks)
 
 
-def on_exit(nanny: Nanny, told: Callable[[int], object]) -> None:
-    """Calls *told* with the exit code of each worker process of *nanny*, negative for a signal, before the next one."""
+def on_exit(nanny: Nanny, on_exit_code: Callable[[int], object]) -> None:
+    """Calls *on_exit_code* with that of each worker process of *nanny*, negative for a signal, before the next one."""
     before = nanny._on_worker_exit_sync
 
     def ended(code: int) -> None:
-        told(code)
+        on_exit_code(code)
         before(code)
 
     nanny._on_worker_exit_sync = ended

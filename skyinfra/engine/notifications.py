@@ -161,5 +161,5 @@ def _post_once(webhook: Webhook, notice: Notice) -> tuple[str | None, bool]:
             return f"no answer within {_ANSWER_S:g} s", True
         if isinstance(reason, socket.gaierror):
             return "its name is not known", True
-        told = reason.strerror if isinstance(reason, OSError) else None
-        return told or type(reason).__name__, True
+        said = reason.strerror if isinstance(reason, OSError) else None
+        return said or type(reason).__name__, True

@@ -30,7 +30,7 @@ class Changes:
     def __init__(self) -> None:
         self._next = asyncio.Event()
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Wakes those that wait now."""
         self._next.set()
         self._next = asyncio.Event()

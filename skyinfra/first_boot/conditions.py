@@ -32,11 +32,11 @@ class Clock:
             time.sleep(0.5)
         if self.done():
             return
-        told = metadata_time()
+        answered = metadata_time()
         # Containers may not set it.
         with contextlib.suppress(OSError):
-            if told >= self.made:
-                time.clock_settime(time.CLOCK_REALTIME, told)
+            if answered >= self.made:
+                time.clock_settime(time.CLOCK_REALTIME, answered)
                 return
         says, made = (time.strftime("%Y-%m-%d %H:%M", time.gmtime(each)) for each in (time.time(), self.made))
         raise Failed(

@@ -104,10 +104,10 @@ def step(boot: dict[str, Any], step: dict[str, Any]) -> dict[str, Any] | None:
             error, lines = full, [*lines, error]
         pause = _PAUSES_S[min(attempt, len(_PAUSES_S)) - 1]
         last = attempt == step["attempts"] or time.monotonic() + pause >= deadline
-        told = {"step": step["name"], "error": error, "lines": lines}
-        _log(boot, state="failed", attempt=attempt, seconds=seconds, again=not last, **told)
+        failed = {"step": step["name"], "error": error, "lines": lines}
+        _log(boot, state="failed", attempt=attempt, seconds=seconds, again=not last, **failed)
         if last:
-            return told
+            return failed
         time.sleep(pause)
     return None
 
@@ -191,12 +191,12 @@ def _operate(step: dict[str, Any], writer: int) -> None:
         os._exit(code)
 
 
-def _give_up(boot: dict[str, Any], told: dict[str, Any]) -> None:
+def _give_up(boot: dict[str, Any], failed: dict[str, Any]) -> None:
     """Says what failed: to the runner's readers, on the console, and to whoever asks; see `report`."""
     raw, config = _config(boot)
     fleet = f"{config.get('stack', '?')}/{config.get('pool', '?')}"
-    failure = {"version": 1, "fleet": fleet, "node": str(config.get("node", "?")), "time": _now(), **told}
-    message = "\n".join([f"step {told['step']}: {told['error']}", *told["lines"]])
+    failure = {"version": 1, "fleet": fleet, "node": str(config.get("node", "?")), "time": _now(), **failed}
+    message = "\n".join([f"step {failed['step']}: {failed['error']}", *failed["lines"]])
     status = {
         "version": 1,
         "fleet": fleet,
@@ -217,7 +217,7 @@ def _give_up(boot: dict[str, Any], told: dict[str, Any]) -> None:
         with _noting(path):
             replace(path, json.dumps(document) + "\n")
     with _noting("/dev/console"), open("/dev/console", "w", encoding="utf-8") as console:  # noqa: PTH123
-        console.write(f"skyinfra: node {failure['node']}: step {told['step']} failed: {told['error']}\r\n")
+        console.write(f"skyinfra: node {failure['node']}: step {failed['step']} failed: {failed['error']}\r\n")
     if boot["report_unit"]:
         subprocess.call(["systemctl", "start", "--no-block", boot["report_unit"]])
 

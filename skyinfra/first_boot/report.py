@@ -54,7 +54,9 @@ def greeting() -> tuple[str, str]:
     return nonce, f"{_GREETING}{nonce}\n"
 
 
-def tell(address: str, port: int, secret: str, failure: dict[str, Any], *, timeout: float = _ANSWER_S) -> bool:
+def report_failure(
+    address: str, port: int, secret: str, failure: dict[str, Any], *, timeout: float = _ANSWER_S
+) -> bool:
     """Tells the listener at *address* of a *failure*; whether it took it."""
     with contextlib.suppress(OSError, ValueError), connected(address, port, timeout) as stream:
         text = json.dumps(failure)
@@ -82,18 +84,18 @@ def run(path: str, *, seconds: float = float("inf")) -> int:
     return 0
 
 
-def spread(config: dict[str, Any], secret: str, failure: dict[str, Any], goes_on: Callable[[], bool]) -> None:
-    """As long as *goes_on* says so: answers with *failure* where the head listens, or tells the head of it."""
+def spread(config: dict[str, Any], secret: str, failure: dict[str, Any], running: Callable[[], bool]) -> None:
+    """As long as *running* says so: answers with *failure* where the head listens, or tells the head of it."""
     host, _, port = str(config["scheduler"]).rpartition(":")
     if config["head"]:
-        _serve(host.strip("[]"), int(port), key(secret), failure, goes_on)
+        _serve(host.strip("[]"), int(port), key(secret), failure, running)
     else:
-        tell(host.strip("[]"), int(port) + 1, secret, failure)
-        while goes_on():
+        report_failure(host.strip("[]"), int(port) + 1, secret, failure)
+        while running():
             time.sleep(_POLL_S)
 
 
-def _serve(host: str, port: int, signing: bytes, failure: dict[str, Any], goes_on: Callable[[], bool]) -> None:
+def _serve(host: str, port: int, signing: bytes, failure: dict[str, Any], running: Callable[[], bool]) -> None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -107,7 +109,7 @@ def _serve(host: str, port: int, signing: bytes, failure: dict[str, Any], goes_o
         listener.listen()
         listener.settimeout(_POLL_S)
         peers: list[tuple[str, float, socket.socket]] = []
-        while goes_on():
+        while running():
             # Closed ones have no number.
             peers = [peer for peer in peers if peer[2].fileno() >= 0]
             _hang_up([peer for peer in peers if time.monotonic() > peer[1]])

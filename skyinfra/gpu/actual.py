@@ -23,7 +23,7 @@ _MEMORY_TOLERANCE = 0.15
 UNREADABLE = "NVML does not say what is there"
 
 
-def standing(nvml: Nvml) -> tuple[Partition, ...]:
+def existing(nvml: Nvml) -> tuple[Partition, ...]:
     """The partitions that exist on every GPU; those that cannot be used have no UUID. Raises `PartitionFailed`."""
     with asking(UNREADABLE):
         return tuple(

@@ -88,17 +88,17 @@ class Hardware:
             actual.check_driver(nvml, self._gpus)
             return partitioner.plan(nvml, self._targets(nvml))
 
-    def standing(self) -> tuple[Partition, ...]:
+    def existing(self) -> tuple[Partition, ...]:
         """The partitions that exist, desired or not; those that cannot be used have no UUID."""
         if self._gpus is None or self._given:
             return ()
         with self.nvml() as nvml:
-            return actual.standing(nvml)
+            return actual.existing(nvml)
 
     def usable(self) -> tuple[Partition, ...] | None:
-        """The `standing` partitions that can be used, with their declared names; None where the driver does not say."""
+        """The `existing` partitions that can be used, with their declared names; None where the driver does not say."""
         try:
-            found = [partition for partition in self.standing() if partition.uuid]
+            found = [partition for partition in self.existing() if partition.uuid]
         except SkyinfraError:
             return None
         declared = {index: {place.name for place in mig.parts(layout)} for index, layout in self._desired.items()}
@@ -113,7 +113,7 @@ class Hardware:
         *in_use*: `Placement.at` of the partitions whose slots have tasks, by GPU.
         """
         if self._gpus is not None and any(self._gpus.layouts) and not self._given:
-            targets.choose(self._gpus, self._directory, self.standing(), in_use)
+            targets.choose(self._gpus, self._directory, self.existing(), in_use)
 
     def partition(self, emit: Emit, *, force: bool = False, reboot: bool = False) -> tuple[Partition, ...]:
         """Brings the GPUs to their desired layouts and returns the partitions. *emit* gets an event for each change.

@@ -55,20 +55,20 @@ def write(
     done: Sequence[Partition] | SkyinfraError,
     *,
     request: str = "",
-    standing: Sequence[Partition] | None = None,
+    existing: Sequence[Partition] | None = None,
 ) -> None:
     """Records the partitions that root made for *config*, or why it failed. Raises `StateDirectoryError`.
 
-    *request*: of `Desired`. *standing*: with an error, the partitions that exist; None where that is not known: then
+    *request*: of `Desired`. *existing*: with an error, the partitions that exist; None where that is not known: then
     those of before.
     """
     if config.accelerator is None:
         return
     error = None
     if isinstance(done, SkyinfraError):
-        before = read(directory) if standing is None else None
+        before = read(directory) if existing is None else None
         error = (type(done).__name__, str(done))
-        done = before.partitions if before else standing or ()
+        done = before.partitions if before else existing or ()
     layouts, boot = config.accelerator.per_gpu, SystemMachine().boot_id()
     actual = ActualLayout(VERSION, layouts, tuple(done), error, request, boot)
     replace_file(directory.actual_file, json.dumps(actual.to_json()) + "\n", durable=True)
@@ -115,18 +115,18 @@ class RecordedHardware(Hardware):
     def plan(self) -> list[Step]:
         """The steps that root would execute; empty where the actual layout is the desired one."""
         steps: list[Step] = []
-        chosen = targets.read(self._gpus, self._directory) if self._gpus is not None else {}
-        standing = self.standing()
+        selected = targets.read(self._gpus, self._directory) if self._gpus is not None else {}
+        existing = self.existing()
         for gpu, desired in self._desired.items():
-            actual = [partition for partition in standing if partition.gpu == gpu]
+            actual = [partition for partition in existing if partition.gpu == gpu]
             mode = bool(desired) if bool(actual) != bool(desired) else None
             wanted = desired
             if self._gpus is not None and targets.legal(desired, self._gpus):
-                wanted = targets.target(desired, chosen.get(gpu), targets.places(actual, gpu, desired), None)
+                wanted = targets.target(desired, selected.get(gpu), targets.places(actual, gpu, desired), None)
             steps += steps_between(gpu, actual, wanted, mode=mode)
         return steps
 
-    def standing(self) -> tuple[Partition, ...]:
+    def existing(self) -> tuple[Partition, ...]:
         """The partitions that root has recorded."""
         record = read(self._directory)
         return record.partitions if record else ()

@@ -32,7 +32,7 @@ def save(file: Path, nvml: Nvml) -> None:
     gpus: list[dict[str, Any]] = []
     try:
         with session(nvml), asking("NVML does not say what is there"):
-            gpus = [_standing(gpu) for gpu in nvml.gpus() if gpu.mig_mode() is not None]
+            gpus = [_existing(gpu) for gpu in nvml.gpus() if gpu.mig_mode() is not None]
     except AcceleratorMissing:
         gpus = []
     replace_file(file, json.dumps({"version": VERSION, "gpus": gpus}) + "\n", durable=True)
@@ -66,7 +66,7 @@ def restore(file: Path, nvml: Nvml, *, emit: Emit, options: ApplyOptions) -> Non
             options.machine.refresh_cdi()
 
 
-def _standing(gpu: Gpu) -> dict[str, Any]:
+def _existing(gpu: Gpu) -> dict[str, Any]:
     with noting(gpu.index):
         mode = gpu.mig_mode()
         on = mode is not None and mode[0]

@@ -51,10 +51,10 @@ def read(accelerator: NodeAccelerator, directory: NodeDirectory) -> dict[int, La
 def choose(
     accelerator: NodeAccelerator,
     directory: NodeDirectory,
-    standing: Sequence[Partition],
+    existing: Sequence[Partition],
     in_use: Mapping[int, Collection[At]],
 ) -> None:
-    """Chooses the places of the desired profiles among the *standing* partitions, and keeps them.
+    """Chooses the places of the desired profiles among the *existing* partitions, and keeps them.
 
     *in_use*: `Placement.at` of the partitions whose slots have tasks, by GPU. Raises `StateDirectoryError`.
     """
@@ -62,7 +62,7 @@ def choose(
     model = accelerator.mig_model
     geometry = mig.geometry(model) if model is not None and model in mig.models() else None
     layouts = tuple(
-        mig.rearranged(before.get(gpu, desired), places(standing, gpu, desired), geometry, in_use=in_use.get(gpu, ()))
+        mig.rearranged(before.get(gpu, desired), places(existing, gpu, desired), geometry, in_use=in_use.get(gpu, ()))
         if legal(desired, accelerator)
         else ()
         for gpu, desired in enumerate(accelerator.per_gpu)
@@ -82,18 +82,18 @@ def legal(desired: Layout, accelerator: NodeAccelerator) -> bool:
 
 def target(
     desired: Layout,
-    chosen: Layout | None,
-    standing: Collection[Placement],
+    selected: Layout | None,
+    existing: Collection[Placement],
     geometry: Geometry | None,
     in_use: Collection[At] = (),
 ) -> Layout:
-    """The layout that one GPU is to have: the *standing* one where it has the desired profiles, else the *chosen* one.
+    """Returns the layout that one GPU is to have: the *existing* one where it has the desired profiles.
 
-    Where none was chosen, that which disturbs the standing partitions least.
+    Else it is the *selected* one, or that which disturbs the existing partitions least.
     """
-    if chosen is None or mig.carries(standing, desired):
-        return mig.rearranged(desired, standing, geometry, in_use=in_use)
-    return chosen
+    if selected is None or mig.carries(existing, desired):
+        return mig.rearranged(desired, existing, geometry, in_use=in_use)
+    return selected
 
 
 def places(partitions: Sequence[Partition], gpu: int, desired: Layout) -> Layout:
@@ -140,10 +140,10 @@ def given(nvml: Nvml, layout: str, gpus: str) -> DesiredLayouts:
     return arranged(nvml, resolved, {})
 
 
-def arranged(nvml: Nvml, desired: DesiredLayouts, chosen: DesiredLayouts) -> DesiredLayouts:
+def arranged(nvml: Nvml, desired: DesiredLayouts, selected: DesiredLayouts) -> DesiredLayouts:
     """The *desired* layouts in the places that disturb least what stands, see `target`.
 
-    *chosen*: the places that were chosen before. Raises `PartitionFailed` where NVML does not list the GPUs; one for
+    *selected*: the places that were chosen before. Raises `PartitionFailed` where NVML does not list the GPUs; one for
     which it refuses to answer keeps its desired layout, and fails when it is partitioned.
     """
     with asking(UNREADABLE):
@@ -151,7 +151,7 @@ def arranged(nvml: Nvml, desired: DesiredLayouts, chosen: DesiredLayouts) -> Des
     arranged = dict(desired)
     for index in present.keys() & desired.keys():
         with contextlib.suppress(pynvml.NVMLError):
-            arranged[index] = _arranged(present[index], desired[index], chosen.get(index))
+            arranged[index] = _arranged(present[index], desired[index], selected.get(index))
     return arranged
 
 
@@ -174,12 +174,12 @@ def _resolved(gpu: Gpu, layout: str, driver: str) -> mig.Layout:
     return resolved
 
 
-def _arranged(gpu: Gpu, desired: mig.Layout, chosen: mig.Layout | None) -> mig.Layout:
+def _arranged(gpu: Gpu, desired: mig.Layout, selected: mig.Layout | None) -> mig.Layout:
     instances = instances_of(gpu)
     there = [part for each in instances for part in each.partitions(gpu.index, each.profile.name)]
     found = places(there, gpu.index, desired)
-    if not found or not desired or mig.carries(found, desired) or chosen is not None:
-        return target(desired, chosen, found, None)
+    if not found or not desired or mig.carries(found, desired) or selected is not None:
+        return target(desired, selected, found, None)
     in_use = {at for each in instances for at in _in_use(gpu, each)}
     return target(desired, None, found, geometry_of(gpu), in_use)
 

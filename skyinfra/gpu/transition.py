@@ -175,8 +175,8 @@ class GpuTransition:
             with self.refused(f"create {place}"):
                 if place.start not in handles:
                     create = partial(self.gpu.create, profile, start=place.start, size=place.size)
-                    standing = self._at(place.start)[:1] if place.start in staying else []
-                    handles[place.start] = standing[0].handle if standing else self._patiently(create)
+                    existing = self._at(place.start)[:1] if place.start in staying else []
+                    handles[place.start] = existing[0].handle if existing else self._patiently(create)
                 fill = partial(self.gpu.fill, handles[place.start], profile)
                 if place.compute:
                     one = place.compute[0]

@@ -40,7 +40,7 @@ class Execution:
         self._scheduler = scheduler
         self._security = security
         self._connecting = asyncio.Lock()
-        self._leaving = False
+        self._closing = False
         self._executor = Executor(self, cancellation.stop)
         self.client: Any = None
         self.ask = relay.ask
@@ -94,14 +94,14 @@ class Execution:
     async def figures(self, slot: str, key: str) -> Figures | None:
         """Returns the figures of the task *key* on *slot*, where it runs or ran; None where nobody knows them."""
         try:
-            told = await self.ask(slot.rpartition("/")[0], questions.FIGURES, {"task": key}, _FIGURES_S)
-            return None if told is None else Figures.read(told)
+            answer = await self.ask(slot.rpartition("/")[0], questions.FIGURES, {"task": key}, _FIGURES_S)
+            return None if answer is None else Figures.read(answer)
         except (SkyinfraError, OSError):  # the node has gone, or is of an older version
             return None
 
     def leave(self) -> None:
         """From now on, calls that are cancelled are not ended on their slots."""
-        self._leaving = True
+        self._closing = True
 
     async def close(self) -> None:
         """Leaves the scheduler; calls that still run are forgotten."""
@@ -117,7 +117,7 @@ class Execution:
     @property
     def alive(self) -> bool:
         """Whether calls can be ended on their slots."""
-        return self.client is not None and self.client.status == "running" and not self._leaving
+        return self.client is not None and self.client.status == "running" and not self._closing
 
     async def ready(self) -> None:
         """Waits until the scheduler is connected."""

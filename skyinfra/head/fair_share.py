@@ -21,11 +21,11 @@ class FairShare:
         *candidates*: the jobs that could run now, in the order of their submission.
         """
         # Of equal ones, it is the first.
-        chosen = min(candidates, key=lambda job: (-job.priority, self._last.get(job.submitter, 0)), default=None)
-        if chosen is not None:
+        selected = min(candidates, key=lambda job: (-job.priority, self._last.get(job.submitter, 0)), default=None)
+        if selected is not None:
             self._turn += 1
-            self._last[chosen.submitter] = self._turn
-        return chosen
+            self._last[selected.submitter] = self._turn
+        return selected
 
     def forget(self) -> None:
         """Resets the turns, when no job waits."""

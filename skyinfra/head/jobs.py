@@ -44,7 +44,7 @@ class Jobs:
         self._adding = asyncio.Lock()
         self.secrets = HeadSecrets()
         self._notices = Notices()
-        self._leaving = False
+        self._closing = False
         self.check = self._queue.check
         self.handlers = rpc.handlers(
             services.job_part.by(self._take_part),
@@ -76,7 +76,7 @@ class Jobs:
 
     def start(self, execution: Execution) -> None:
         """See `Queue.start`."""
-        self._leaving = False
+        self._closing = False
         self._queue.start(execution)
 
     def waiting(self) -> dict[str, dict[str, int]]:
@@ -86,9 +86,9 @@ class Jobs:
     async def stop(self) -> None:
         """See `Queue.stop`. Clients that wait are answered: their scheduler is about to close."""
         await self._queue.stop()
-        self._leaving = True
+        self._closing = True
         for job in self._jobs.values():
-            job.changes.tell()
+            job.changes.notify()
         await self._notices.stop()
 
     # What clients ask -----------------------------------------------------------------------------------------------
@@ -142,17 +142,17 @@ class Jobs:
         found.note(notifications=waiting)
         await self._queue.save(found)
         if found.info.over:
-            self._tell(found)
+            self._send_notices(found)
 
-    def _tell(self, job: Job) -> None:
+    def _send_notices(self, job: Job) -> None:
         """Tells the webhooks of *job*, which has ended; its record says what became of it then."""
 
-        async def told(notifications: tuple[Notification, ...]) -> None:
+        async def delivered(notifications: tuple[Notification, ...]) -> None:
             job.note(notifications=notifications)
             with contextlib.suppress(StateDirectoryError):  # it was forgotten, or the disk is full
                 await self._queue.save(job)
 
-        self._notices.over(job.info, told)
+        self._notices.over(job.info, delivered)
 
     async def _list(self) -> list[JobInfo]:
         view = self._queue.view()
@@ -160,7 +160,7 @@ class Jobs:
 
     async def _wait(self, job: str, wait_s: float) -> JobInfo:
         found = self._find(job)
-        await found.changes.until(lambda: found.info.over or self._leaving, wait_s)
+        await found.changes.until(lambda: found.info.over or self._closing, wait_s)
         return self._info(found)
 
     async def _outcome(self, job: str, offset: int, length: int) -> tuple[bytes, int]:
@@ -248,7 +248,7 @@ class Jobs:
     async def _prune(self, ended: Job) -> None:
         """Forgets the oldest ended jobs above the limits, never the last one, and releases their trees."""
         self.secrets.forget(ended.info.id)
-        self._tell(ended)
+        self._send_notices(ended)
         # Of those that ended at once, the one that was submitted last stays.
         over = [job for job in reversed(self._jobs.values()) if job.info.over]
         over.sort(key=lambda job: job.info.ended or 0.0, reverse=True)

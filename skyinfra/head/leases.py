@@ -57,7 +57,7 @@ class _Gang:
 
     def end(self) -> None:
         self.over = True
-        self.changes.tell()
+        self.changes.notify()
 
     async def leaves(self, seen: str, wait_s: float) -> GangState:
         """Its state, as soon as its phase is another than *seen*."""
@@ -130,7 +130,7 @@ class Leases:
         if found.phase == "granted":
             found.arrived[rank] = worker, address, port
             if len(found.arrived) == len(found.slots):
-                found.changes.tell()
+                found.changes.notify()
         return await found.leaves("granted", wait_s)
 
     async def state(self, gang: str, seen: str, wait_s: float) -> GangState:
@@ -188,7 +188,7 @@ class Leases:
             slots = _choose(found.wish, {slot: busy for slot, busy in in_service.items() if slot not in taken})
             if slots is not None:
                 found.slots = slots
-                found.changes.tell()
+                found.changes.notify()
             taken.update(slots or (slot for _, wanted, _ in found.wish.candidates for slot in wanted))
 
 
@@ -202,5 +202,5 @@ def _choose(wish: Wish, free: Mapping[str, bool]) -> tuple[str, ...] | None:
             found.append((sum(free[slot] for slot in there), position, ordered))
     if len(found) < wish.nodes:
         return None
-    chosen = sorted(sorted(found)[: wish.nodes], key=lambda each: each[1])
-    return tuple(slot for _, _, slots in chosen for slot in slots)
+    selected = sorted(sorted(found)[: wish.nodes], key=lambda each: each[1])
+    return tuple(slot for _, _, slots in selected for slot in slots)

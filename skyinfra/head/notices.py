@@ -25,7 +25,7 @@ _AT_ONCE = 8
 # Those that are being told when the head ends may take so long.
 _END_S = 3.0
 
-Told = Callable[[tuple[Notification, ...]], Awaitable[None]]
+Delivered = Callable[[tuple[Notification, ...]], Awaitable[None]]
 
 
 class Notices:
@@ -34,7 +34,7 @@ class Notices:
     def __init__(self) -> None:
         self._kept: dict[str, tuple[str, tuple[Webhook, ...]]] = {}
         self._room = asyncio.Semaphore(_AT_ONCE)
-        self._telling: set[asyncio.Task[None]] = set()
+        self._sending: set[asyncio.Task[None]] = set()
 
     def keep(self, job: str, pool: str, urls: Collection[str], known: Collection[str]) -> tuple[Notification, ...]:
         """Keeps *urls* in place of those that *job* had. *pool*: its name in what is told. *known*: ids of all jobs.
@@ -53,21 +53,23 @@ class Notices:
         """What is to be told of *job*; empty where nobody asked for it."""
         return tuple(Notification(webhook.host) for webhook in self._kept.get(job, ("", ()))[1])
 
-    def over(self, info: JobInfo, told: Told) -> None:
-        """Tells the webhooks of a job that has ended, and *told* what became of that; returns at once."""
+    def over(self, info: JobInfo, delivered: Delivered) -> None:
+        """Tells the webhooks of a job that has ended, and *delivered* what became of that; returns at once."""
         pool, found = self._kept.pop(info.id, ("", ()))
         if found:
-            task = asyncio.create_task(self._tell(found, Notice.of(info, pool), told), name=f"notices of {info.name}")
-            self._telling.add(task)
-            task.add_done_callback(self._telling.discard)
+            task = asyncio.create_task(
+                self._send(found, Notice.of(info, pool), delivered), name=f"notices of {info.name}"
+            )
+            self._sending.add(task)
+            task.add_done_callback(self._sending.discard)
 
     async def stop(self) -> None:
         """Waits a moment for what is being told."""
-        if self._telling:
-            await asyncio.wait(self._telling, timeout=_END_S)
+        if self._sending:
+            await asyncio.wait(self._sending, timeout=_END_S)
 
-    async def _tell(self, found: tuple[Webhook, ...], notice: Notice, told: Told) -> None:
-        await told(tuple(await asyncio.gather(*(self._post(webhook, notice) for webhook in found))))
+    async def _send(self, found: tuple[Webhook, ...], notice: Notice, delivered: Delivered) -> None:
+        await delivered(tuple(await asyncio.gather(*(self._post(webhook, notice) for webhook in found))))
 
     async def _post(self, webhook: Webhook, notice: Notice) -> Notification:
         async with self._room:

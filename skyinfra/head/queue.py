@@ -175,10 +175,10 @@ class Queue:
             if busy.total() >= len(slots):
                 return
             free = {needs for needs in {job.needs for job in waiting} if busy[needs] < _places(slots, needs)}
-            chosen = self._turns.choose(job.info for job in waiting if job.needs in free)
-            if chosen is None:
+            selected = self._turns.choose(job.info for job in waiting if job.needs in free)
+            if selected is None:
                 return
-            yield self._jobs[chosen.id]
+            yield self._jobs[selected.id]
 
     def _done(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and task.exception() is not None:
@@ -284,7 +284,7 @@ class Queue:
         await self._on_over(job)
         if running is not None:
             await _cancelled([running])
-        job.changes.tell()
+        job.changes.notify()
 
     async def _written(self, job: Job, write: Callable[[], None], *, ends: bool) -> None:
         """Writes until there is room for it: what a job has done is not lost to a full disk.

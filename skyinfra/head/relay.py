@@ -74,7 +74,7 @@ class Relay:
         answer: asyncio.Future[Envelope] = asyncio.get_running_loop().create_future()
         self._answers[number] = node, answer
         line.pending.append((number, question, arguments))
-        line.changes.tell()
+        line.changes.notify()
         try:
             envelope = await within(answer, max(0.0, until - time.monotonic()))
         except TimeoutError:
@@ -91,9 +91,9 @@ class Relay:
         line = self._lines.setdefault(node, _Line())
         # An earlier call of the node was on a connection that it has given up.
         mine = line.asker = object()
-        line.changes.tell()
+        line.changes.notify()
         line.seen = time.monotonic()
-        self._came.tell()
+        self._came.notify()
         await line.changes.until(lambda: bool(line.pending) or line.asker is not mine, wait_s)
         if line.asker is not mine:
             return []

@@ -11,7 +11,7 @@ from distributed.comm import Comm
 from distributed.core import Status
 
 from skyinfra.engine import dask_private, forwarding
-from skyinfra.engine.parked import PARK, can_connect
+from skyinfra.engine.reverse_connections import PARK, can_connect
 from skyinfra.engine.waiting import Changes
 from skyinfra.head import admission
 from skyinfra.head.execution import tasks_on_slots
@@ -20,7 +20,7 @@ from skyinfra.head.records import Records
 from skyinfra.head.secrets import HeadSecrets
 from skyinfra.head.tunnel import Forwards, Tunnel
 from skyinfra.protocol import calls, fleet, rpc, services
-from skyinfra.protocol.fleet import FleetLayout, FleetState, Followed, NodeFailure
+from skyinfra.protocol.fleet import FleetLayout, FleetState, FollowState, NodeFailure
 from skyinfra.protocol.instance import STARTUP_KEY
 from skyinfra.protocol.rpc import Handlers
 from skyinfra.worker import execute
@@ -60,13 +60,13 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         self._promised: dict[str, tuple[str, ...]] = {}
         self._boot_failures: dict[str, NodeFailure] = {}
         # Why a node leaves, and when it last said so.
-        self._leaving: dict[str, tuple[str, float]] = {}
+        self._out_of_service: dict[str, tuple[str, float]] = {}
         # The slots whose tasks wait for other tasks of the fleet, and when they last said so.
         self._inside: dict[str, float] = {}
         # The addresses of workers that cannot be connected to.
         self._behind: set[str] = set()
-        # How the layouts follow the work, where they do: `skyinfra.head.following` writes it.
-        self.followed: Followed | None = None
+        # How the layouts follow the work, where they do: `skyinfra.head.workload_layouts` writes it.
+        self.follow_state: FollowState | None = None
         # Those that the image declares, see `FleetState`: the runner of the head writes them.
         self.declared_secrets: dict[str, str] = {}
         self._secrets = secrets or HeadSecrets()
@@ -97,7 +97,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         """Gives nodes *layout* from now on, those that wait for another one at once."""
         if layout != self._offered:
             self._offered = layout
-            self._changes.tell()
+            self._changes.notify()
 
     async def reach(self, address: str) -> bool:
         """Whether the worker at *address* can be connected to; where not, it leaves connections here."""
@@ -119,7 +119,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         self._promised[node] = tuple(slots)
         self._boot_failures.pop(node, None)
         if slots:
-            self._leaving.pop(node, None)
+            self._out_of_service.pop(node, None)
 
     def fail(self, node: str, failure: NodeFailure) -> None:
         """Notes that *node* could not be set up."""
@@ -129,9 +129,9 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         """Notes that *node* leaves, and *why*. *if_others*: only where another node has a slot in service and stays;
         False where there is none. The first of two nodes may leave."""
         in_service = (str(w.name).rpartition("/")[0] for w in self.workers.values() if w.status == Status.running)
-        if if_others and not any(each != node and each not in self._leaving for each in in_service):
+        if if_others and not any(each != node and each not in self._out_of_service for each in in_service):
             return False
-        self._leaving[node] = why, time.monotonic()
+        self._out_of_service[node] = why, time.monotonic()
         return True
 
     def wait_inside(self, slots: list[str]) -> list[str]:
@@ -144,15 +144,15 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
     def identity(self, n_workers: int = -1) -> dict[str, Any]:
         """Dask's description of itself and its workers, with the `FleetState`."""
         now = time.monotonic()
-        leaving = {node: why for node, (why, said) in self._leaving.items() if now - said < _REPLACED_S}
+        out_of_service = {node: why for node, (why, said) in self._out_of_service.items() if now - said < _REPLACED_S}
         state = FleetState(
             fleet.STATE_VERSION,
             dict(self._promised),
             self._draining(),
             dict(self._boot_failures),
-            leaving,
+            out_of_service,
             self._nodes_behind(),
-            self.followed,
+            self.follow_state,
             self.declared_secrets,
         )
         return {**super().identity(n_workers), STARTUP_KEY: state.to_json()}
@@ -217,7 +217,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
     async def close(self, *arguments: Any, **keywords: Any) -> None:
         """Ends the scheduler; nodes that wait for a layout get the present one."""
         self._ending = True
-        self._changes.tell()
+        self._changes.notify()
         await super().close(*arguments, **keywords)
 
     @property

@@ -123,11 +123,11 @@ def advise(
         raise InvalidField("a number from 1", field="gpus" if gpus < 1 else "nodes", given=min(gpus, nodes))
     tasks = _checked(_read(trace, known) if isinstance(trace, str | Path) else list(trace), known)
     search = _Search(tasks, known, gpus, nodes)
-    standing = _node(declared, known, gpus)
-    before = search.outcome(standing)
-    best = search.best(standing)
+    existing = _node(declared, known, gpus)
+    before = search.outcome(existing)
+    best = search.best(existing)
     if not _shorter(search.outcome(best), before):
-        best = standing
+        best = existing
     found = search.outcome(best)
     whole = simulate(tasks, [None] * gpus * nodes, known, whole=True)
     return Advice(
@@ -135,7 +135,7 @@ def advise(
         seconds=tasks[-1].arrival - tasks[0].arrival,
         unknown=sum(_unknown(task) for task in tasks),
         advised=_trial(best, found),
-        declared=_trial(standing, before),
+        declared=_trial(existing, before),
         whole=_trial((OFF,) * gpus, whole),
         carried=_carried(best, found, known, nodes),
         tried=len(search.outcomes),
@@ -164,10 +164,10 @@ def _checked(trace: Sequence[TraceTask], known: Geometry) -> list[TraceTask]:
             hint=f"It takes {_LEAST} at least. Ask again when the fleet has had more work.",
         )
     time = sum(task.duration for task in tasks)
-    told = sum(task.duration for task in tasks if not _unknown(task))
-    if told < _KNOWN * time or not time:
+    explained = sum(task.duration for task in tasks if not _unknown(task))
+    if explained < _KNOWN * time or not time:
         raise TooLittleMeasured(
-            f"of {len(tasks)} tasks it is known for {told / time if time else 0:.0%} of their time what they need",
+            f"of {len(tasks)} tasks it is known for {explained / time if time else 0:.0%} of their time what they need",
             hint="Half of it is needed. Tasks of two seconds and more are measured where their device tells how much "
             "of its memory is used; others may say it: @sky.compute(gpu_memory_gb=20).",
         )
@@ -218,11 +218,11 @@ class _Search:
             self.outcomes[order] = simulate(self._tasks, layouts * self._nodes, self._known)
         return self.outcomes[order]
 
-    def best(self, standing: Node) -> Node:
-        """The layouts under which tasks wait least; from *standing* on, where not all can be tried."""
+    def best(self, existing: Node) -> Node:
+        """The layouts under which tasks wait least; from *existing* on, where not all can be tried."""
         if self.possible <= _TRIES:
             return min(combinations_with_replacement(self._layouts, self._gpus), key=self._rank)
-        best = min([(each,) * self._gpus for each in self._layouts] + [standing], key=self._rank)
+        best = min([(each,) * self._gpus for each in self._layouts] + [existing], key=self._rank)
         while len(self.outcomes) < _TRIES:
             near = [self._replaced(best, gone, come) for gone in sorted(set(best)) for come in self._layouts]
             better = min(near[: _TRIES - len(self.outcomes)], key=self._rank)

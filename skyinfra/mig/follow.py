@@ -1,8 +1,8 @@
 """Layouts that follow the work: which GPUs of a fleet get which of the declared layouts, for the tasks that wait.
 
 `choose` makes the whole choice, and is pure: tasks, GPUs and the time go in, changes come out. The head of a fleet
-calls it (skyinfra.head.following), and so does the simulation (``python -m benchmarks follow``). It knows nothing of
-Dask, and it orders nothing: a node brings its GPUs to the layout as after any other change, with rearranged().
+calls it (skyinfra.head.workload_layouts), and so does the simulation (``python -m benchmarks follow``). It knows
+nothing of Dask, and it orders nothing: a node brings its GPUs to the layout as after any other change.
 
 GPU by GPU it takes the change that serves most of the tasks that no idle partition takes, then the one that destroys
 fewest partitions. A task counts once, and once more for each `idle_seconds` that it has waited, so that a few that wait
@@ -100,14 +100,14 @@ class Want:
 class Gpu:
     """One GPU of the fleet.
 
-    standing: its partitions. used: when each of them had a task last, in the order of *standing*; math.inf: it has one.
+    existing: its partitions. used: when each of them had a task last, in the order of *existing*; math.inf: it has one.
     changed: when its layout was changed last; -math.inf: never. coming: the profiles of a change that is not done yet:
     the GPU is left, and they count as idle partitions.
     """
 
     node: str
     index: int
-    standing: Layout
+    existing: Layout
     used: tuple[float, ...]
     changed: float = -math.inf
     coming: tuple[str, ...] = ()
@@ -142,7 +142,7 @@ def choose(
     *follow*: of this *geometry*, as Follow.on() gives it. *gpus*: all of the fleet, also those that cannot change.
     """
     fleet = _Fleet(follow, geometry, _Demand(queue, geometry, now, follow.idle_seconds), gpus, now)
-    free = [gpu for gpu in gpus if gpu.standing and not gpu.coming and now - gpu.changed >= follow.idle_seconds]
+    free = [gpu for gpu in gpus if gpu.existing and not gpu.coming and now - gpu.changed >= follow.idle_seconds]
     found: list[Change] = []
     while best := fleet.best(free):
         free.remove(best.gpu)
@@ -170,9 +170,9 @@ class _Fleet:
         self._now = now
         self._idle, self._all = Counter[str](), Counter[str]()
         for gpu in gpus:
-            pairs = zip(gpu.standing, gpu.used, strict=True)
+            pairs = zip(gpu.existing, gpu.used, strict=True)
             self._idle.update(gpu.coming or (place.profile for place, at in pairs if at != math.inf))
-            self._all.update(gpu.coming or (place.profile for place in gpu.standing))
+            self._all.update(gpu.coming or (place.profile for place in gpu.existing))
         # Where there are fewer than are to be kept, none of them goes.
         self._least = {name: min(count, self._all[name]) for name, count in kept(follow.keep, geometry).items()}
 
@@ -185,11 +185,11 @@ class _Fleet:
         tried: set[tuple[Layout, frozenset[int]]] = set()
         for gpu in gpus:
             used = self._used(gpu)
-            if (gpu.standing, used) in tried:  # GPUs that are alike need one look
+            if (gpu.existing, used) in tried:  # GPUs that are alike need one look
                 continue
-            tried.add((gpu.standing, used))
+            tried.add((gpu.existing, used))
             for order, layout in enumerate(self._follow.among):
-                change = _change(layout, gpu.standing, used, self._geometry)
+                change = _change(layout, gpu.existing, used, self._geometry)
                 if change is None or not self._keeps(*change):
                     continue
                 gone, comes = change
@@ -204,12 +204,12 @@ class _Fleet:
         after = self._idle - option.gone + option.comes
         why = self._why(self._demand.newly(self._idle, after), option.gone)
         self._idle, self._all = after, self._all - option.gone + option.comes
-        before = written(sorted((place.profile for place in option.gpu.standing), reverse=True))
+        before = written(sorted((place.profile for place in option.gpu.existing), reverse=True))
         return Change(option.gpu.node, option.gpu.index, before, option.layout, why)
 
     def _used(self, gpu: Gpu) -> frozenset[int]:
         """The starts of the partitions that had a task within the idle time, or have one."""
-        pairs = zip(gpu.standing, gpu.used, strict=True)
+        pairs = zip(gpu.existing, gpu.used, strict=True)
         return frozenset(
             place.start for place, at in pairs if at == math.inf or self._now - at < self._follow.idle_seconds
         )
@@ -220,26 +220,28 @@ class _Fleet:
 
     def _why(self, served: Sequence[Want], gone: Counter[str]) -> str:
         waited = max((self._now - at for want in served for at in want.since), default=0.0)
-        goes = "nothing goes"
+        removed = "nothing goes"
         if gone:
-            goes = f"{written(sorted(gone.elements(), reverse=True))} had no task for {self._follow.idle_seconds:g} s"
-        return f"{' and '.join(map(str, served))} waited up to {waited:.0f} s, and no idle slot takes them; {goes}"
+            removed = (
+                f"{written(sorted(gone.elements(), reverse=True))} had no task for {self._follow.idle_seconds:g} s"
+            )
+        return f"{' and '.join(map(str, served))} waited up to {waited:.0f} s, and no idle slot takes them; {removed}"
 
 
 @lru_cache(maxsize=4096)
 def _change(
-    layout: str, standing: Layout, used: frozenset[int], geometry: Geometry
+    layout: str, existing: Layout, used: frozenset[int], geometry: Geometry
 ) -> tuple[Counter[str], Counter[str]] | None:
     """The profiles that go and come with *layout*; None where it stands, or where one that is *used* would go."""
     desired = _resolved(layout, geometry)
-    stays = Counter(place.profile for place in standing if place.start in used)
-    if carries(standing, desired) or not stays <= Counter(place.profile for place in desired):
+    stays = Counter(place.profile for place in existing if place.start in used)
+    if carries(existing, desired) or not stays <= Counter(place.profile for place in desired):
         return None
-    after = set(rearranged(desired, standing, geometry, in_use=used))
-    gone = [place for place in standing if place not in after]
+    after = set(rearranged(desired, existing, geometry, in_use=used))
+    gone = [place for place in existing if place not in after]
     if any(place.start in used for place in gone):
         return None
-    comes = after - set(standing)
+    comes = after - set(existing)
     return Counter(place.profile for place in gone), Counter(place.profile for place in comes)
 
 

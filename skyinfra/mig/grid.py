@@ -108,18 +108,18 @@ def together(partitions: Iterable[Placement]) -> Layout:
 def divide(
     profile: Profile,
     sizes: Sequence[int],
-    standing: Collection[Compute] = (),
+    existing: Collection[Compute] = (),
     in_use: Collection[int] = (),
 ) -> tuple[Compute, ...] | None:
     """The places of compute instances of these *sizes* in a GPU instance of *profile*, by start; None for no place.
 
-    Of all places those that destroy fewest of the *standing* ones that start at one of *in_use*, then fewest of them;
+    Of all places those that destroy fewest of the *existing* ones that start at one of *in_use*, then fewest of them;
     where that is undecided, larger ones start lower.
     """
     found = _divided(profile, tuple(sorted(sizes, reverse=True)), 0, 0)
 
     def cost(places: tuple[Compute, ...]) -> tuple[int, int]:
-        gone = [each for each in standing if each not in places]
+        gone = [each for each in existing if each not in places]
         return sum(each.start in in_use for each in gone), len(gone)
 
     best = min(found, key=cost, default=None)

@@ -79,14 +79,14 @@ def place(profiles: Sequence[str], geometry: Geometry) -> Layout:
     return _whole(_attempt(desired, geometry), geometry, written(profiles))
 
 
-def carries(standing: Collection[Placement], desired: Collection[Placement]) -> bool:
-    """Whether the *standing* partitions are the *desired* ones, in whatever places; fixed ones where they must.
+def carries(existing: Collection[Placement], desired: Collection[Placement]) -> bool:
+    """Whether the *existing* partitions are the *desired* ones, in whatever places; fixed ones where they must.
 
     Compute instances share GPU instances as desired, in whatever places there.
     """
-    if Counter(each.kind for each in standing) != Counter(each.kind for each in desired):
+    if Counter(each.kind for each in existing) != Counter(each.kind for each in desired):
         return False
-    return insisted(desired) <= {(each.kind, each.start, each.size) for each in standing}
+    return insisted(desired) <= {(each.kind, each.start, each.size) for each in existing}
 
 
 def insisted(desired: Iterable[Placement]) -> set[tuple[object, ...]]:
@@ -95,9 +95,9 @@ def insisted(desired: Iterable[Placement]) -> set[tuple[object, ...]]:
 
 
 def rearranged(
-    desired: Layout, standing: Collection[Placement], geometry: Geometry | None, *, in_use: Collection[At] = ()
+    desired: Layout, existing: Collection[Placement], geometry: Geometry | None, *, in_use: Collection[At] = ()
 ) -> Layout:
-    """The placement of the *desired* profiles that disturbs the *standing* partitions least.
+    """The placement of the *desired* profiles that disturbs the *existing* partitions least.
 
     It destroys fewest of those whose Placement.at is one of *in_use*, then fewest in all, then leaves most room; where
     that is undecided, it is *desired* itself, else the first in the order of place(). So a GPU that has the desired
@@ -105,11 +105,11 @@ def rearranged(
     of them that may. Where nothing stands it is *desired*, and where the placements of this GPU are unknown (*geometry*
     is None), unless the desired profiles stand.
     """
-    if carries(standing, desired):
+    if carries(existing, desired):
         kept = insisted(desired)
-        found = (replace(each, fixed=(each.kind, each.start, each.size) in kept) for each in standing)
+        found = (replace(each, fixed=(each.kind, each.start, each.size) in kept) for each in existing)
         return tuple(sorted(found, key=lambda each: each.start))
-    if geometry is None or not standing:
+    if geometry is None or not existing:
         return desired
     try:
         called = {geometry.profile(each.profile): each.profile for each in desired}
@@ -119,7 +119,7 @@ def rearranged(
         room = search.room()
     except LayoutError:
         return desired
-    wanted_places, there = set(desired), _Standing(standing, in_use)
+    wanted_places, there = set(desired), _Existing(existing, in_use)
     sharing = any(each.compute for each in desired)
 
     def arranged(found: _Found) -> Layout:
@@ -135,7 +135,7 @@ def rearranged(
     return desired if best is None else arranged(best)
 
 
-class _Standing:
+class _Existing:
     """The partitions that stand on a GPU, and those of them that are in use."""
 
     def __init__(self, layout: Iterable[Placement], in_use: Collection[At]) -> None:
@@ -156,7 +156,7 @@ class _Standing:
         return replace(place, compute=compute or ())
 
 
-def _rearranged_shares(layout: Layout, desired: Layout, there: _Standing, geometry: Geometry) -> Layout:
+def _rearranged_shares(layout: Layout, desired: Layout, there: _Existing, geometry: Geometry) -> Layout:
     """*layout* with the compute instances of *desired*, so that fewest of those that stand are destroyed."""
     fixed = {(each.profile, each.start): each.kind[1] for each in desired if each.fixed}
     found = [

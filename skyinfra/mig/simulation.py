@@ -259,10 +259,10 @@ class _Simulation:
         changes = follow.choose(policy, self._geometry, queue, gpus, now)
         for change in changes:
             card = self._cards[change.index]
-            standing = tuple(slot.place for slot in card.slots)
+            existing = tuple(slot.place for slot in card.slots)
             used = {slot.place.start for slot in card.slots if now - slot.free < policy.idle_seconds}
             desired = resolve(change.layout, self._geometry, 1)[0]
-            after = rearranged(desired, standing, self._geometry, in_use=used)
+            after = rearranged(desired, existing, self._geometry, in_use=used)
             kept = {slot.place: slot for slot in card.slots if slot.place in after}
             card.slots = [kept.get(place) or Slot(place, now + CHANGE_S) for place in after]
             card.changed, card.ready = now, now + CHANGE_S

@@ -115,14 +115,14 @@ def _end(which: Callable[[], list[Process]]) -> list[str]:
     names: dict[tuple[int, int], str] = {}
     deadline = time.monotonic() + _GRACE_S
     number = signal.SIGTERM
-    told: set[tuple[int, int]] = set()
+    signalled: set[tuple[int, int]] = set()
     while found := which():
         for each in found:
             if each.ended:
                 continue
             names.setdefault(each.id, _name(each))
-            if each.id not in told or number == signal.SIGKILL:
-                told.add(each.id)
+            if each.id not in signalled or number == signal.SIGKILL:
+                signalled.add(each.id)
                 with contextlib.suppress(PermissionError):  # it has become another user's
                     each.send(number)
         _reap(found)

@@ -149,7 +149,7 @@ class NodeDirectory:
         self.drain_file = path / "drain.json"
         self.interrupted_file = path / interruption.FILE
         # The preemption notice that was followed last.
-        self.followed_file = path / "followed"
+        self.handled_notice_file = path / "followed"
         # On the head: the journal of its jobs, see `skyinfra.head.journal`.
         self.jobs = path / "jobs"
         self.packages = path / "site-packages"

@@ -52,8 +52,8 @@ def main() -> int:
     root.mkdir(parents=True, exist_ok=True)
     token = secrets.token_urlsafe(32)
     # The file that it leaves there has the token; the folder goes with this program.
-    told = Path.cwd() / "runtime"
-    told.mkdir(mode=0o700)
+    runtime = Path.cwd() / "runtime"
+    runtime.mkdir(mode=0o700)
     print(f"Jupyter ({name}) starts on {slot.slot}; its files are in {root}", file=sys.stderr, flush=True)
     options = ["--no-browser", "--ip=127.0.0.1", f"--port={_free_port()}", "--ServerApp.port_retries=0"]
     options += [f"--ServerApp.root_dir={root}", "--ServerApp.allow_remote_access=False", "--log-level=WARN"]
@@ -62,21 +62,21 @@ def main() -> int:
     process = subprocess.Popen(
         [sys.executable, "-m", name, *options],
         cwd=root,
-        env={**os.environ, "JUPYTER_TOKEN": token, "JUPYTER_RUNTIME_DIR": str(told)},
+        env={**os.environ, "JUPYTER_TOKEN": token, "JUPYTER_RUNTIME_DIR": str(runtime)},
     )
     for each in (signal.SIGTERM, signal.SIGINT):
         signal.signal(each, lambda *_: process.terminate())
-    port = _port(process, told)
+    port = _port(process, runtime)
     if port is not None:
         print(json.dumps({_MARK: [slot.node, port, f"{page}?token={token}"]}), flush=True)
     return process.wait()
 
 
-def _port(process: subprocess.Popen[bytes], told: Path) -> int | None:
+def _port(process: subprocess.Popen[bytes], runtime: Path) -> int | None:
     """Returns the port, once Jupyter has it and says so: another program could have taken it before."""
     until = time.monotonic() + _START_S
     while process.poll() is None and time.monotonic() < until:
-        for file in told.glob("jpserver-*.json"):
+        for file in runtime.glob("jpserver-*.json"):
             try:
                 return int(json.loads(file.read_text(encoding="utf-8"))["port"])
             except (OSError, ValueError, KeyError):

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Unpack
 
-from skyinfra.offers.instead import instead, named
-from skyinfra.offers.nearest import not_offered, told
+from skyinfra.offers.nearest import described, not_offered
 from skyinfra.offers.offer import EVERYWHERE, Offer, Price, load, usd
 from skyinfra.offers.query import Limits, Query, Wanted, ask, carries, providers, regions
+from skyinfra.offers.substitutes import instead, named
 
 __all__ = [
     "EVERYWHERE",
@@ -32,7 +32,7 @@ __all__ = [
     "not_offered",
     "providers",
     "regions",
-    "told",
+    "described",
     "usd",
 ]
 

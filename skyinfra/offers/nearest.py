@@ -57,7 +57,7 @@ def hint(query: Query, *, called: Mapping[str, str] = _AS_THEY_ARE) -> str:
     return "\n".join(filter(None, lines)) or "Nothing comes near; `skyinfra offers` lists what there is."
 
 
-def told(offer: Offer, *, spot: bool) -> str:
+def described(offer: Offer, *, spot: bool) -> str:
     """Returns a sentence about the offer: "aws p5.48xlarge (H100:8) at $55.04/h in us-east-1, 2026-07-20"."""
     price = offer.price(spot=spot)
     cost = f"at {price}" if price else f"({'spot' if spot else 'on-demand'} price unknown)"
@@ -77,7 +77,7 @@ def _less(query: Query) -> dict[str, Query]:
 
 
 def _line(label: str, offers: Iterable[Offer], query: Query) -> str:
-    shown = "; ".join(told(offer, spot=query.spot) for offer in list(offers)[:_SHOWN])
+    shown = "; ".join(described(offer, spot=query.spot) for offer in list(offers)[:_SHOWN])
     return f"{label}: {shown}." if shown else ""
 
 

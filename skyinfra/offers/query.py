@@ -186,9 +186,9 @@ def providers() -> tuple[str, ...]:
 @cache
 def regions(*providers: str) -> tuple[str, ...]:
     """The regions in which these providers (default: all) are known to offer something, by name."""
-    chosen = [offer for offer in load() if not providers or offer.provider in providers]
-    named = {region for offer in chosen for region in offer.regions}
-    prices = (offer.price(spot=spot) for offer in chosen if not offer.regions for spot in (False, True))
+    selected = [offer for offer in load() if not providers or offer.provider in providers]
+    named = {region for offer in selected for region in offer.regions}
+    prices = (offer.price(spot=spot) for offer in selected if not offer.regions for spot in (False, True))
     return tuple(sorted(named | {price.region for price in prices if price is not None} - {EVERYWHERE}))
 
 

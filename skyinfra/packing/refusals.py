@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from skyinfra.errors import DemandDoesNotFit, NotOffered
-from skyinfra.offers import EVERYWHERE, Offer, load, told, usd
+from skyinfra.offers import EVERYWHERE, Offer, described, load, usd
 from skyinfra.packing.declare import sellers
 from skyinfra.packing.demand import Demand, having
 from skyinfra.packing.problem import Problem
@@ -40,7 +40,7 @@ def _why(problem: Problem, demand: Demand) -> str:
         for offer in able:
             cheapest.setdefault(offer.provider, offer)
         shown = list(cheapest.values())[:_SHOWN]
-        sentences.append(f"Offered: {'; '.join(told(offer, spot=problem.supply.spot) for offer in shown)}.")
+        sentences.append(f"Offered: {'; '.join(described(offer, spot=problem.supply.spot) for offer in shown)}.")
     elif demand.named:
         models = ", ".join(geometry.model for geometry, _ in having(demand.wanted))
         whom = "nobody whom this version deploys to"

@@ -106,7 +106,7 @@ def state(asked: Asked, price: str = "") -> dict[str, object]:
     """Returns the fleet as JSON values: its nodes with their GPUs and slots, jobs, and what is missing."""
     look, tasks, names = asked.look(), asked.running(), asked.node_names()
     readings = asked.ask_all(names, questions.METRICS, wait_s=_WAIT_S)
-    manifest, told = asked.manifest, look.state
+    manifest, reported = asked.manifest, look.state
     machines = {node.name: node for node in manifest.nodes}
     nodes: list[dict[str, object]] = []
     for name in names:
@@ -122,12 +122,12 @@ def state(asked: Asked, price: str = "") -> dict[str, object]:
                 "head": bool(machine and machine.head),
                 "machine": machine and machine.machine_type,
                 "zone": machine and machine.zone,
-                "problem": _problem(name, told, found),
-                "missing": [slot for slot in (told.slots.get(name, ()) if told else ()) if slot not in there],
+                "problem": _problem(name, reported, found),
+                "missing": [slot for slot in (reported.slots.get(name, ()) if reported else ()) if slot not in there],
                 "gpus": _gpus(slots),
             }
         )
-    changes = told.follow.changes if told and told.follow else ()
+    changes = reported.follow.changes if reported and reported.follow else ()
     return {
         "fleet": manifest.fleet,
         "provider": manifest.provider,
@@ -142,11 +142,11 @@ def state(asked: Asked, price: str = "") -> dict[str, object]:
     }
 
 
-def _problem(name: str, told: FleetState | None, found: object) -> str | None:
-    if told and name in told.failed:
-        return f"step {told.failed[name].step} failed: {told.failed[name].error}"
-    if told and name in told.leaving:
-        return f"leaves: {told.leaving[name]}"
+def _problem(name: str, reported: FleetState | None, found: object) -> str | None:
+    if reported and name in reported.failed:
+        return f"step {reported.failed[name].step} failed: {reported.failed[name].error}"
+    if reported and name in reported.out_of_service:
+        return f"leaves: {reported.out_of_service[name]}"
     return found.message if isinstance(found, NodeError) else None
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from skyinfra import offers
 from skyinfra.preflight.api import CallFailed
-from skyinfra.preflight.facts import Context, listed, machine_facts, nodes_running, standing
+from skyinfra.preflight.facts import Context, listed, machine_facts, node_zones, nodes_running
 from skyinfra.preflight.report import Finding, failed, passed, warned
 
 _ENDS_SOON = timedelta(hours=24)
@@ -45,7 +45,7 @@ def _reservation(context: Context, found: dict[str, Any]) -> Finding:
         return failed(f"{text}, is {what}", f"Declare it as sky.{declared}(id={found['CapacityReservationId']!r}).")
     if kind not in inputs.machine_types:
         return failed(f"{text}, is not for {inputs.machine_types[0]}", f"Declare instance_types=[{kind!r}].")
-    zones = standing(context).zones
+    zones = node_zones(context).zones
     if zone not in zones:
         to_do = f"Declare zones=[{zone!r}], or a subnet in it."
         return failed(f"{text}; the nodes stand in {listed(zones) or 'no zone'}", to_do)

@@ -10,11 +10,11 @@ from typing import Any
 
 from skyinfra import offers
 from skyinfra.offers import usd
-from skyinfra.preflight.asking import Api, Unanswered, at_once, first, number, rows, text
 from skyinfra.preflight.listing import Listed, listed
 from skyinfra.preflight.report import Finding, Line, failed, passed, warned
+from skyinfra.preflight.rest import Api, Unanswered, at_once, first, number, rows, text
 from skyinfra.providers import read
-from skyinfra.providers.asked import Quota
+from skyinfra.providers.preflight_requests import Quota
 
 SECONDS = 20.0
 # A price so many times that of the shipped offers is worth a warning.

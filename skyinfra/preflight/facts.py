@@ -27,7 +27,7 @@ class Context:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class NodeZones:
     """The zones for the nodes of a pool; modules/aws decides in the same way.
 
     offered: the zones of the region that offer each machine type. present: the zones of the region, or of the declared
@@ -40,7 +40,7 @@ class Standing:
     zones: tuple[str, ...]
 
 
-def standing(context: Context) -> Standing:
+def node_zones(context: Context) -> NodeZones:
     """Returns the zones for the nodes of the pool. Raises `CallFailed`."""
     inputs = context.inputs
     offered = offered_zones(context.api, types_of(inputs))
@@ -50,7 +50,7 @@ def standing(context: Context) -> Standing:
         present = tuple(sorted(zone_ids(context.api).values()))
     considered = tuple(zone for zone in inputs.zones or present if zone in present)
     zones = tuple(zone for zone in considered if any(zone in offered[kind] for kind in inputs.machine_types))
-    return Standing(offered, present, considered, zones[:1] if inputs.one_zone else zones)
+    return NodeZones(offered, present, considered, zones[:1] if inputs.one_zone else zones)
 
 
 def types_of(inputs: PoolInputs) -> tuple[str, ...]:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from skyinfra.preflight.asking import Api, kept, number, picked, rows, text
-from skyinfra.providers.asked import Capacity, Machines
+from skyinfra.preflight.rest import Api, kept, number, picked, rows, text
+from skyinfra.providers.preflight_requests import Capacity, Machines
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 from skyinfra.errors import counted
 from skyinfra.preflight.api import CallFailed
-from skyinfra.preflight.facts import Context, is_of_stack, listed, nodes_running, standing, subnets
+from skyinfra.preflight.facts import Context, is_of_stack, listed, node_zones, nodes_running, subnets
 from skyinfra.preflight.pool_inputs import PoolInputs
 from skyinfra.preflight.quotas import room
 from skyinfra.preflight.report import Finding, failed, passed, warned
@@ -46,7 +46,7 @@ def _free_addresses(context: Context, found: list[dict[str, Any]]) -> Finding:
     free: dict[str, int] = {}
     for subnet in found:
         free.setdefault(subnet["AvailabilityZone"], subnet["AvailableIpAddressCount"])
-    usable = {zone: free[zone] for zone in standing(context).zones if zone in free}
+    usable = {zone: free[zone] for zone in node_zones(context).zones if zone in free}
     missing = max(0, inputs.nodes - nodes_running(context))
     each = max(inputs.interfaces_of(kind) for kind in inputs.machine_types)
     needed = missing * each

@@ -99,26 +99,26 @@ def _merged(statements: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 def _of_pool(name: str, inputs: Mapping[str, Any], arn: str) -> Iterator[dict[str, Any]]:
     """The statements on the role, the bucket and the key of one pool."""
     actions = _actions(inputs)
-    chosen = {service: sorted(a for a in actions if a.startswith(f"{service}:")) for service in _NAMED}
+    selected = {service: sorted(a for a in actions if a.startswith(f"{service}:")) for service in _NAMED}
     # The module's names begin so; see its locals.
     prefix = f"skyinfra-{name}-"
     path = inputs.get("iam_path") or "/"
     own = inputs.get("iam_instance_profile")
     service = f"ec2.amazonaws.com{'.cn' if arn.endswith('-cn') else ''}"
-    linked = [action for action in chosen["iam"] if action == "iam:CreateServiceLinkedRole"]
-    passed = [action for action in chosen["iam"] if action == "iam:PassRole"]
+    linked = [action for action in selected["iam"] if action == "iam:CreateServiceLinkedRole"]
+    passed = [action for action in selected["iam"] if action == "iam:PassRole"]
     roles = f"{arn}:iam::*:role/*" if own else f"{arn}:iam::*:role{path}{prefix[:38]}*"
     profiles = f"{arn}:iam::*:instance-profile/{'*' if own else f'{path[1:]}{prefix}*'}"
-    rest = [action for action in chosen["iam"] if action not in (*linked, *passed)]
-    for sid, chosen_actions, resources, condition in (
+    rest = [action for action in selected["iam"] if action not in (*linked, *passed)]
+    for sid, selected_actions, resources, condition in (
         ("Role", rest, [roles, profiles], None),
         ("Pass", passed, [roles], {"StringEquals": {"iam:PassedToService": service}}),
         ("Linked", linked, [f"{arn}:iam::*:role/aws-service-role/*"], None),
-        ("Bucket", chosen["s3"], [f"{arn}:s3:::{prefix[:37]}*", f"{arn}:s3:::{prefix[:37]}*/*"], None),
-        ("Key", chosen["kms"], [inputs.get("kms_key_id")], None),
+        ("Bucket", selected["s3"], [f"{arn}:s3:::{prefix[:37]}*", f"{arn}:s3:::{prefix[:37]}*/*"], None),
+        ("Key", selected["kms"], [inputs.get("kms_key_id")], None),
     ):
-        if chosen_actions:
-            statement = {"Sid": sid, "Effect": "Allow", "Action": chosen_actions, "Resource": resources}
+        if selected_actions:
+            statement = {"Sid": sid, "Effect": "Allow", "Action": selected_actions, "Resource": resources}
             yield statement if condition is None else {**statement, "Condition": condition}
 
 

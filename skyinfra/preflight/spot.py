@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from skyinfra import offers
 from skyinfra.errors import counted
-from skyinfra.preflight.facts import Context, listed, standing, zone_ids
+from skyinfra.preflight.facts import Context, listed, node_zones, zone_ids
 from skyinfra.preflight.report import Finding, failed, passed, warned
 
 _PRODUCTS = ["Linux/UNIX", "Linux/UNIX (Amazon VPC)"]
@@ -22,7 +22,7 @@ def check_prices(context: Context) -> list[Finding]:
     inputs = context.inputs
     if not inputs.spot:
         return []
-    zones = standing(context).zones
+    zones = node_zones(context).zones
     prices = _prices(context)
     found = [
         _price(context, kind, {zone: usd for zone, usd in prices.get(kind, {}).items() if zone in zones})
@@ -87,7 +87,7 @@ def check_score(context: Context) -> list[Finding]:
         SingleAvailabilityZone=True,
         RegionNames=[inputs.region],
     )
-    names, zones = zone_ids(context.api), standing(context).zones
+    names, zones = zone_ids(context.api), node_zones(context).zones
     by_zone = {names.get(each["AvailabilityZoneId"], ""): each["Score"] for each in answer["SpotPlacementScores"]}
     scores = {zone: by_zone[zone] for zone in zones if zone in by_zone}
     if not scores:

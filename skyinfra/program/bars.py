@@ -25,7 +25,7 @@ _SCALES = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _EVERY_S = 1.0
 
 # Takes steps done, their number if known, and a note.
-Tell = Callable[[float, float | None, str], object]
+Report = Callable[[float, float | None, str], object]
 
 
 class Bars:
@@ -35,8 +35,8 @@ class Bars:
     is one all the same while it goes on.
     """
 
-    def __init__(self, tell: Tell | None = None, every_s: float = math.inf) -> None:
-        self._tell, self._every_s = tell, every_s
+    def __init__(self, report: Report | None = None, every_s: float = math.inf) -> None:
+        self._report, self._every_s = report, every_s
         self._shown = time.monotonic()
         # By name and number of steps, in the order of their begin: the last text of those that go on.
         self._open: dict[tuple[str, str], tuple[float, float | None, str, str]] = {}
@@ -99,13 +99,13 @@ class Bars:
 
     def _show(self, key: tuple[str, str]) -> None:
         """Tells of the outermost bar, with how far the one of *key* is."""
-        if self._tell is None:
+        if self._report is None:
             return
         outer = next(iter(self._open))
         done, total, note, _ = self._open[outer]
         if outer != key and (inner := self._open[key])[1]:
             note = f"{note} ({key[0]} {inner[0]:g} of {inner[1]:g})".strip().replace("( ", "(")
-        self._tell(done, total, note)
+        self._report(done, total, note)
 
 
 def _number(text: str) -> float:

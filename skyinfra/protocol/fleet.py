@@ -79,7 +79,7 @@ class LayoutChange:
 
 
 @dataclass(frozen=True)
-class Followed:
+class FollowState:
     """The rules and the last changes of layouts that follow the work of a fleet.
 
     policy: what is declared. model: key of the MIG geometry. gpus: how many follow on each node that is there, by name.
@@ -107,7 +107,7 @@ class FleetState(_schema.Document, error=InvalidManifest, source="head", version
     ``slots``: the names of the slots that each node is to have, by node, for the nodes that have told so.
     ``draining``: the slots that go out of service, with the names of the tasks that still run there.
     ``failed``: the nodes that could not be set up, until they tell the slots that they are to have.
-    ``leaving``: the nodes that are taken out of service, or were some minutes ago, and why.
+    ``out_of_service``: the nodes that are taken out of service, or were some minutes ago, and why.
     ``behind``: the nodes that the head cannot connect to: their workers have opened the connections that it uses.
     ``follow``: how the layouts follow the work, where they do. ``secrets``: the names of the secrets that the image
     declares, by the variables of tasks that hold them.
@@ -117,7 +117,7 @@ class FleetState(_schema.Document, error=InvalidManifest, source="head", version
     slots: dict[str, tuple[str, ...]] = field(default_factory=dict)
     draining: dict[str, tuple[str, ...]] = field(default_factory=dict)
     failed: dict[str, NodeFailure] = field(default_factory=dict)
-    leaving: dict[str, str] = field(default_factory=dict)
+    out_of_service: dict[str, str] = field(default_factory=dict)
     behind: tuple[str, ...] = ()
-    follow: Followed | None = field(default=None, metadata={"later": True})
+    follow: FollowState | None = field(default=None, metadata={"later": True})
     secrets: dict[str, str] = field(default_factory=dict, metadata={"later": True})

@@ -90,7 +90,7 @@ class ManifestNode:
 
 @dataclass(frozen=True)
 class Via:
-    """The way of a client to a head whose address it cannot reach; see `skyinfra.reach`.
+    """The way of a client to a head whose address it cannot reach; see `skyinfra.port_forward`.
 
     kind: ``ssh``, by OpenSSH; ``ssm``, by AWS Session Manager; ``iap``, by Google Cloud's Identity-Aware Proxy.
     target: ``USER@HOST`` as ``ssh`` takes it, or the instance of the head. port: of ``ssh``. region, zone, project: of

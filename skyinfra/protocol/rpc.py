@@ -85,11 +85,11 @@ async def answered(work: Awaitable[object], catch: type[Exception] = SkyinfraErr
     try:
         return {"answer": await work}
     except catch as error:
-        told: dict[str, object] = {"class": type(error).__name__, "message": str(error)}
+        document: dict[str, object] = {"class": type(error).__name__, "message": str(error)}
         if isinstance(error, SkyinfraError):
             given = error.given if isinstance(error.given, str | int | float) else None
-            told |= {"message": error.message, "field": error.field, "given": given, "hint": error.hint}
-        return {"error": told}
+            document |= {"message": error.message, "field": error.field, "given": given, "hint": error.hint}
+        return {"error": document}
 
 
 def opened(envelope: Envelope | None, name: str) -> Any:
@@ -104,9 +104,9 @@ def opened(envelope: Envelope | None, name: str) -> Any:
         raise NotSupported("the answer to this call is no envelope", given=name)
     if "error" not in envelope:
         return envelope["answer"]
-    told = envelope["error"] if isinstance(envelope["error"], dict) else {}
-    kind, message = str(told.get("class")), str(told.get("message"))
-    details = {part: told.get(part) for part in ("field", "given", "hint")}
+    document = envelope["error"] if isinstance(envelope["error"], dict) else {}
+    kind, message = str(document.get("class")), str(document.get("message"))
+    details = {part: document.get(part) for part in ("field", "given", "hint")}
     if kind in errors.__all__:
         raise cast(type[SkyinfraError], getattr(errors, kind))(message, **details)
     raise NodeError(f"{kind}: {message}", **details)

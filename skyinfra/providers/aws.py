@@ -12,7 +12,7 @@ from skyinfra.errors import InvalidField
 from skyinfra.offers import Offer
 from skyinfra.providers.aws_fields import MachineTypes, Zones, check_labels
 from skyinfra.providers.base import Request
-from skyinfra.providers.cloud import Chosen, CloudProvider
+from skyinfra.providers.cloud import CloudProvider, SelectedMachines
 from skyinfra.providers.data import Strings, TerraformProvider
 
 
@@ -108,9 +108,9 @@ class AWS(CloudProvider):
             )
         check_labels(request.labels)
 
-    def check_chosen(self, chosen: Chosen) -> None:
+    def check_selection(self, selected: SelectedMachines) -> None:
         """Raises `InvalidField` where one of the machines has no Elastic Fabric Adapter that is asked for."""
-        for offer in chosen.offers if self.efa else ():
+        for offer in selected.offers if self.efa else ():
             if not offer.efa_interfaces:
                 able = [o for o in offers.load() if o.provider == self.kind and o.accelerator == offer.accelerator]
                 names = [o.machine_type for o in able if o.efa_interfaces]
@@ -120,9 +120,9 @@ class AWS(CloudProvider):
                     hint=f"With {offer.accelerator}: {', '.join(names) or 'no machine type has one'}.",
                 )
 
-    def in_group(self, request: Request, chosen: Chosen) -> bool:
+    def in_group(self, request: Request, selected: SelectedMachines) -> bool:
         """Whether the nodes are an Auto Scaling group."""
-        return self.group or super().in_group(request, chosen)
+        return self.group or super().in_group(request, selected)
 
     @property
     def paid_ahead(self) -> str | None:
@@ -130,7 +130,7 @@ class AWS(CloudProvider):
         block = isinstance(self.capacity, CapacityBlock)
         return "a capacity block, which was paid for when it was bought" if block else None
 
-    def inputs(self, chosen: Chosen, head: str | None) -> dict[str, object]:
+    def inputs(self, selected: SelectedMachines, head: str | None) -> dict[str, object]:
         """The inputs of modules/aws besides those of every cloud."""
         block, reservation = isinstance(self.capacity, CapacityBlock), isinstance(self.capacity, CapacityReservation)
         reserved = self.capacity.id if self.capacity else None
@@ -150,7 +150,7 @@ class AWS(CloudProvider):
             "head_volume_gb": self.head_volume_gb,
             "capacity_block_id": reserved if block else None,
             "capacity_reservation_id": reserved if reservation else None,
-            "efa_interfaces": ({o.machine_type: _interfaces(o) for o in chosen.offers} if self.efa else None) or None,
+            "efa_interfaces": ({o.machine_type: _interfaces(o) for o in selected.offers} if self.efa else None) or None,
         }
 
 

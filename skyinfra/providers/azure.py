@@ -9,7 +9,7 @@ from pydantic import Field
 
 from skyinfra.errors import InvalidField, NotSupported
 from skyinfra.providers.base import Request
-from skyinfra.providers.cloud import Chosen
+from skyinfra.providers.cloud import SelectedMachines
 from skyinfra.providers.over_ssh import MachineCloud
 
 
@@ -39,9 +39,9 @@ class Azure(MachineCloud):
             why = "nodes with InfiniBand stand in an availability set, which takes no spot machines and is in no zone"
             raise InvalidField(why, field=field, given=given, hint="Leave it out, or infiniband.")
 
-    def check_chosen(self, chosen: Chosen) -> None:
+    def check_selection(self, selected: SelectedMachines) -> None:
         """Raises `NotSupported` for machines without InfiniBand where it is declared."""
-        name = chosen.machine_types[0]
+        name = selected.machine_types[0]
         if self.infiniband and not re.match(self.data.machines["infiniband"], name):
             hint = "Sizes of the ND series with an r have it: Standard_ND96isr_H100_v5. Or leave infiniband out."
             raise NotSupported(f"{name} has no InfiniBand", field="provider.infiniband", given=True, hint=hint)

@@ -28,7 +28,7 @@ _CALLED = {"max_price": "max_hourly_cost", "ram_gib": "memory_gb"}
 
 
 @dataclass(frozen=True)
-class Chosen:
+class SelectedMachines:
     """The machines of a pool; see `Selection`. offers: of the machine types, in their order; none for CPU nodes."""
 
     accelerator: Accelerator | None
@@ -89,18 +89,18 @@ class CloudProvider(Provider):
         return self.data.about.called
 
     @abstractmethod
-    def inputs(self, chosen: Chosen, head: str | None) -> dict[str, object]:
+    def inputs(self, selected: SelectedMachines, head: str | None) -> dict[str, object]:
         """The module inputs that only this provider has; None is left out. head: machine type of a head apart."""
 
     def check(self, request: Request) -> None:
         """Raises a `DeclarationError` for what this provider has not, whatever machine is chosen."""
 
-    def check_chosen(self, chosen: Chosen) -> None:
+    def check_selection(self, selected: SelectedMachines) -> None:
         """Raises a `DeclarationError` for what the chosen machines have not."""
 
-    def in_group(self, request: Request, chosen: Chosen) -> bool:
+    def in_group(self, request: Request, selected: SelectedMachines) -> bool:
         """Whether the nodes are a machine group, with a head apart."""
-        several = len(chosen.machine_types) > 1 or (request.spot and request.nodes > 1)
+        several = len(selected.machine_types) > 1 or (request.spot and request.nodes > 1)
         return self.data.traits.groups and several
 
     @property
@@ -131,32 +131,32 @@ class CloudProvider(Provider):
         self.refuse_lacking(request)
         self.check(request)
         self._check_labels(request)
-        chosen = self._accelerated(request) if request.accelerators else self._plain(request)
-        self.check_chosen(chosen)
-        head = (self.head_instance_type or self.data.machines["head"]) if self.in_group(request, chosen) else None
-        accelerator, field = chosen.accelerator, f"provider.{self.image_field}"
+        selected = self._accelerated(request) if request.accelerators else self._plain(request)
+        self.check_selection(selected)
+        head = (self.head_instance_type or self.data.machines["head"]) if self.in_group(request, selected) else None
+        accelerator, field = selected.accelerator, f"provider.{self.image_field}"
         own = {
             "head_machine_type": head,
             "head_image": self.plain_image((head,)) if head else None,
             "ssh_public_key": self.ssh_public_key,
             "layout": self._layout(accelerator),
-            **self.inputs(chosen, head),
+            **self.inputs(selected, head),
         }
         return Selection(
             accelerator=accelerator,
-            machine_types=chosen.machine_types,
+            machine_types=selected.machine_types,
             scheduler=f"0.0.0.0:{SCHEDULER_PORT}",
             # In a folder of root's; the runner's unit hands it over.
             secret_file="/etc/skyinfra/secret",  # noqa: S106 - the name of a file
-            image=self.own_image or self.data.image(chosen.machine_types, accelerator, field=field),
+            image=self.own_image or self.data.image(selected.machine_types, accelerator, field=field),
             inputs={
                 "allow_cidrs": list(self.allow_cidrs),
                 "scheduler_port": SCHEDULER_PORT,
                 **{name: value for name, value in own.items() if value is not None},
             },
-            prices=chosen.prices,
-            price_note=chosen.price_note,
-            share=chosen.share,
+            prices=selected.prices,
+            price_note=selected.price_note,
+            share=selected.share,
             head_machine=head,
             head_price=self.data.price(head, self.region) if head else None,
         )
@@ -190,7 +190,7 @@ class CloudProvider(Provider):
             why = f"{self.called} takes at most {rule.limit} besides those of skyinfra"
             raise InvalidField(why, field="labels", given=len(request.labels))
 
-    def _accelerated(self, request: Request) -> Chosen:
+    def _accelerated(self, request: Request) -> SelectedMachines:
         found = self._of_types(request) if self.instance_types else self._found(request)
         first = found[0]
         accelerator = next(a for a in request.accelerators if offers.carries(first, a))
@@ -200,7 +200,7 @@ class CloudProvider(Provider):
         if first.fraction < 1 and accelerator.mig:
             raise NotSupported(f"{first.machine_type} has a share of a GPU, which has no layout", field="accelerator")
         prices = {o.machine_type: price for o in same if (price := o.price(spot=request.spot)) is not None}
-        return self._chosen(
+        return self._selected(
             accelerator.with_(count=first.chips if accelerator.vendor == "google" else first.count),
             tuple(offer.machine_type for offer in same),
             tuple(same),
@@ -208,29 +208,29 @@ class CloudProvider(Provider):
             request,
         )
 
-    def _plain(self, request: Request) -> Chosen:
+    def _plain(self, request: Request) -> SelectedMachines:
         """Nodes without accelerators: the smallest general machine, or the declared types."""
         types = tuple(self.instance_types) or (self.data.general(request.vcpus, request.memory_gb),)
         known = {name: self.data.price(name, self.region) for name in types if not request.spot}
         prices = {name: price for name, price in known.items() if price is not None}
         _check_cap(types, prices, request)
-        return self._chosen(None, types, (), prices, request)
+        return self._selected(None, types, (), prices, request)
 
-    def _chosen(
+    def _selected(
         self,
         accelerator: Accelerator | None,
         types: tuple[str, ...],
         found: tuple[Offer, ...],
         prices: dict[str, Price],
         request: Request,
-    ) -> Chosen:
+    ) -> SelectedMachines:
         purchase, price = "spot" if request.spot else "on-demand", prices.get(types[0])
         if self.paid_ahead is not None:
-            return Chosen(accelerator, types, found, {}, self.paid_ahead)
+            return SelectedMachines(accelerator, types, found, {}, self.paid_ahead)
         if price is None:
-            return Chosen(accelerator, types, found, prices, f"{purchase} price not known")
+            return SelectedMachines(accelerator, types, found, prices, f"{purchase} price not known")
         about = "about, " if price.basis == "estimated" else ""
-        return Chosen(accelerator, types, found, prices, f"{about}{purchase} in {price.region}, {price.date}")
+        return SelectedMachines(accelerator, types, found, prices, f"{about}{purchase} in {price.region}, {price.date}")
 
     def _query(self, request: Request, **changes: Any) -> offers.Query:
         return offers.ask(
@@ -275,15 +275,15 @@ class CloudProvider(Provider):
                 )
             if name not in by_type:
                 raise NotOffered(
-                    f"{offers.told(known[name], spot=request.spot)} is not what is declared",
+                    f"{offers.described(known[name], spot=request.spot)} is not what is declared",
                     field="provider.instance_types",
                     given=name,
                     hint=f"Declared: {' or '.join(map(str, request.accelerators))} in {self.region}, with the vCPUs, "
                     f"memory and price of the pool. It is offered in {', '.join(known[name].regions) or 'no region'}.",
                 )
-        chosen = [by_type[name] for name in self.instance_types]
-        _check_alike(chosen)
-        return chosen
+        selected = [by_type[name] for name in self.instance_types]
+        _check_alike(selected)
+        return selected
 
     def _here(self, offer: Offer, request: Request) -> Offer:
         """*offer* without prices where it is not known to be offered in the region."""
@@ -327,9 +327,9 @@ def _fallback(found: list[Offer], *, spot: bool) -> list[Offer]:
     return [offer for offer in found if (p := offer.price(spot=True)) is not None and p.usd_per_hour <= limit]
 
 
-def _check_alike(chosen: list[Offer]) -> None:
-    first = chosen[0]
-    for offer in chosen:
+def _check_alike(selected: list[Offer]) -> None:
+    first = selected[0]
+    for offer in selected:
         if (offer.accelerator, offer.memory_gb, offer.count, offer.fraction) != (
             first.accelerator,
             first.memory_gb,

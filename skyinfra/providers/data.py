@@ -21,7 +21,7 @@ from skyinfra.accelerators import Accelerator
 from skyinfra.declared import Declaration
 from skyinfra.errors import InvalidField, NotOffered, NotSupported
 from skyinfra.offers import Price
-from skyinfra.providers.asked import Asked
+from skyinfra.providers.preflight_requests import Asked
 
 Form = Literal["node.json", "cloud-config", "script", "container"]
 # How the runner's wheel reaches a node.
@@ -144,9 +144,8 @@ class Data(Declaration):
     machines: `general` (name, vCPUs, GiB; smallest first), `head`, `disk_gb`, the smallest and largest disk (0: any),
     `images`, of one's own by patterns of types, and patterns of types: `arm`, and `deployed`, where the offers have
     others too, which are called `deployed_as`. prices: of machines without accelerators, in `regions`, a pattern.
-    quotas: see `skyinfra.providers.quotas`. preflight: what can be asked before anything is made, and where from; see
-    `skyinfra.providers.asked`. apart: by vendor of accelerators, the kind of the provider that has those of this place;
-    its class is made of this one's.
+    quotas: see `skyinfra.providers.quotas`. preflight: see `skyinfra.providers.preflight_requests`. apart: by vendor of
+    accelerators, the kind of the provider that has those of this place; its class is made of this one's.
     """
 
     kind: str

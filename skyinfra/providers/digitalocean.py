@@ -11,7 +11,7 @@ from pydantic import Field
 
 from skyinfra.errors import InvalidField, NotSupported
 from skyinfra.providers.base import Request
-from skyinfra.providers.cloud import Chosen
+from skyinfra.providers.cloud import SelectedMachines
 from skyinfra.providers.over_ssh import MachineCloud
 
 # https://docs.digitalocean.com/products/droplets/how-to/tag/
@@ -42,9 +42,9 @@ class DigitalOcean(MachineCloud):
                 why = "become tags KEY:VALUE of letters, digits and - _ :, at most 255 characters"
                 raise InvalidField(why, field=f"labels[{key}]", given=value)
 
-    def check_chosen(self, chosen: Chosen) -> None:
+    def check_selection(self, selected: SelectedMachines) -> None:
         """Raises `NotSupported` for partitions of AMD that DigitalOcean does not make."""
-        mode, modes = _mode(chosen), self.data.machines["partition_modes"]
+        mode, modes = _mode(selected), self.data.machines["partition_modes"]
         if mode and mode not in modes:
             made = [
                 f'partition="{part}", memory_mode="{memory}"' for part, memory in (each.split("_") for each in modes)
@@ -52,13 +52,13 @@ class DigitalOcean(MachineCloud):
             raise NotSupported(
                 "DigitalOcean does not partition GPUs so",
                 field="accelerator",
-                given=str(chosen.accelerator),
+                given=str(selected.accelerator),
                 hint=f"It makes: {'; '.join(made)}.",
             )
 
-    def inputs(self, chosen: Chosen, head: str | None) -> dict[str, object]:
+    def inputs(self, selected: SelectedMachines, head: str | None) -> dict[str, object]:
         """The inputs of modules/digitalocean besides those of every such cloud."""
-        mode = _mode(chosen)
+        mode = _mode(selected)
         return {
             "vpc_id": self.vpc_id,
             "ssh_key_id": _fingerprint(self.ssh_public_key or "") if self.registered_key else None,
@@ -66,9 +66,9 @@ class DigitalOcean(MachineCloud):
         }
 
 
-def _mode(chosen: Chosen) -> str | None:
+def _mode(selected: SelectedMachines) -> str | None:
     """The partition mode of AMD's GPUs as DigitalOcean names it, such as DPX_NPS2; None where none is declared."""
-    accelerator = chosen.accelerator
+    accelerator = selected.accelerator
     return f"{accelerator.partition}_{accelerator.memory_mode}" if accelerator and accelerator.partition else None
 
 

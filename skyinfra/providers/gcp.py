@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from skyinfra.errors import InvalidField, NotSupported
 from skyinfra.providers.base import Request, Selection
-from skyinfra.providers.cloud import Chosen, CloudProvider
+from skyinfra.providers.cloud import CloudProvider, SelectedMachines
 from skyinfra.providers.data import Strings, TerraformProvider
 
 _HOUR_S = 3600
@@ -93,13 +93,13 @@ class GCP(CloudProvider):
                 hint=f"Leave out all but one of {', '.join(asked)}.",
             )
 
-    def check_chosen(self, chosen: Chosen) -> None:
+    def check_selection(self, selected: SelectedMachines) -> None:
         """Raises `NotSupported` where a TPU was chosen from a list that does not begin with one."""
-        if chosen.accelerator is not None and chosen.accelerator.vendor == "google":
+        if selected.accelerator is not None and selected.accelerator.vendor == "google":
             raise NotSupported(
                 "TPUs and other accelerators are set up in different ways",
                 field="accelerator",
-                given=str(chosen.accelerator),
+                given=str(selected.accelerator),
                 hint="Declare a pool for each.",
             )
 
@@ -125,11 +125,11 @@ class GCP(CloudProvider):
             raise InvalidField(why, field=f"provider.{alone}", given=getattr(self, alone), hint=hint)
         return found
 
-    def in_group(self, request: Request, chosen: Chosen) -> bool:
+    def in_group(self, request: Request, selected: SelectedMachines) -> bool:
         """Whether the nodes are a managed instance group."""
-        return self.group or super().in_group(request, chosen)
+        return self.group or super().in_group(request, selected)
 
-    def inputs(self, chosen: Chosen, head: str | None) -> dict[str, object]:
+    def inputs(self, selected: SelectedMachines, head: str | None) -> dict[str, object]:
         """The inputs of modules/gcp besides those of every cloud."""
         return {
             "zones": list(self.zones),

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from skyinfra.errors import InvalidField, NotSupported
 from skyinfra.providers.base import Request, Selection
-from skyinfra.providers.cloud import Chosen
+from skyinfra.providers.cloud import SelectedMachines
 from skyinfra.providers.data import TerraformProvider, read
 from skyinfra.providers.gcp import GCP
 
@@ -45,10 +45,10 @@ class GCPTPU(GCP):
                 hint="Declare a pool for each.",
             )
 
-    def check_chosen(self, chosen: Chosen) -> None:
+    def check_selection(self, selected: SelectedMachines) -> None:
         """Every slice of the offers is deployed."""
 
-    def in_group(self, request: Request, chosen: Chosen) -> bool:
+    def in_group(self, request: Request, selected: SelectedMachines) -> bool:
         """The head is always a machine besides: a slice has no address that stays."""
         return True
 
@@ -73,11 +73,11 @@ class GCPTPU(GCP):
         inputs = found.inputs | ({"hosts": hosts} if hosts > 1 else {})
         return replace(found, image=self.runtime_version or version, hosts=hosts, inputs=inputs)
 
-    def inputs(self, chosen: Chosen, head: str | None) -> dict[str, object]:
+    def inputs(self, selected: SelectedMachines, head: str | None) -> dict[str, object]:
         """The inputs of modules/gcptpu besides those of every cloud."""
         names = ("subnetwork", "network_tags", "service_account", "head_volume_gb")
-        own = {name: value for name, value in super().inputs(chosen, head).items() if name in names}
-        return {"zones": list(self.zones) or self._zones(chosen.machine_types[0]), **own}
+        own = {name: value for name, value in super().inputs(selected, head).items() if name in names}
+        return {"zones": list(self.zones) or self._zones(selected.machine_types[0]), **own}
 
     def _zones(self, machine_type: str) -> list[str]:
         """The zones of the region that are known to have it."""

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from skyinfra.errors import InvalidField, NotSupported
 from skyinfra.providers.base import Request
-from skyinfra.providers.cloud import Chosen
+from skyinfra.providers.cloud import SelectedMachines
 from skyinfra.providers.over_ssh import MachineCloud
 
 
@@ -40,12 +40,12 @@ class OCI(MachineCloud):
                 "driver.",
             )
 
-    def check_chosen(self, chosen: Chosen) -> None:
+    def check_selection(self, selected: SelectedMachines) -> None:
         """Raises `NotSupported` for a bare machine that is to be preemptible."""
-        if chosen.price_note.startswith("spot") and chosen.machine_types[0].startswith("BM."):
+        if selected.price_note.startswith("spot") and selected.machine_types[0].startswith("BM."):
             raise NotSupported(
                 "Oracle Cloud has no preemptible bare machines",
                 field="spot",
-                given=chosen.machine_types[0],
+                given=selected.machine_types[0],
                 hint="Leave spot out, or declare an accelerator of a virtual machine (VM.GPU.A10.1).",
             )

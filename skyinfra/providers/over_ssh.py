@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from skyinfra.errors import InvalidField, NotSupported
 from skyinfra.providers.base import Request, Selection
-from skyinfra.providers.cloud import Chosen, CloudProvider
+from skyinfra.providers.cloud import CloudProvider, SelectedMachines
 from skyinfra.providers.data import TLS, TerraformProvider
 
 
@@ -63,9 +63,9 @@ class MachineCloud(CloudProvider):
             says = f"{least} to {most}" if most else f"at least {least}"
             raise InvalidField(says, field="disk_gb", given=request.disk_gb)
 
-    def check_chosen(self, chosen: Chosen) -> None:
+    def check_selection(self, selected: SelectedMachines) -> None:
         """Raises `NotSupported` for what is sold otherwise than as an instance, or by a name that is not known."""
-        for offer in chosen.offers:
+        for offer in selected.offers:
             if not re.match(self.data.machines.get("deployed", ""), offer.machine_type):
                 raise NotSupported(
                     f"{offer.machine_type} is no {self.data.machines['deployed_as']} that this version knows",
@@ -73,7 +73,7 @@ class MachineCloud(CloudProvider):
                     hint=f"`skyinfra offers --provider {self.seller}` lists them.",
                 )
 
-    def inputs(self, chosen: Chosen, head: str | None) -> dict[str, object]:
+    def inputs(self, selected: SelectedMachines, head: str | None) -> dict[str, object]:
         """The fields that the module takes as they are, but those that are not given."""
         return {name: getattr(self, name) or None for name in self.data.terraform.get("inputs", ())}
 

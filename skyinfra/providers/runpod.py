@@ -9,7 +9,7 @@ from pydantic import Field
 from skyinfra.errors import NotOffered, NotSupported
 from skyinfra.offers import Offer, Query
 from skyinfra.providers.base import Request
-from skyinfra.providers.cloud import Chosen, CloudProvider
+from skyinfra.providers.cloud import CloudProvider, SelectedMachines
 from skyinfra.providers.data import Strings, TerraformProvider
 
 
@@ -37,9 +37,9 @@ class RunPod(CloudProvider):
         """The provider; its key comes from the environment."""
         return (self.data.terraform_provider(),)
 
-    def check_chosen(self, chosen: Chosen) -> None:
+    def check_selection(self, selected: SelectedMachines) -> None:
         """Raises `NotSupported` for `min_cuda` of machines without NVIDIA GPUs."""
-        if self.min_cuda and (chosen.accelerator is None or chosen.accelerator.vendor != "nvidia"):
+        if self.min_cuda and (selected.accelerator is None or selected.accelerator.vendor != "nvidia"):
             raise NotSupported("goes with NVIDIA GPUs", field="provider.min_cuda", given=self.min_cuda)
 
     def _query(self, request: Request, **changes: object) -> Query:
@@ -59,7 +59,7 @@ class RunPod(CloudProvider):
             )
         return mine
 
-    def inputs(self, chosen: Chosen, head: str | None) -> dict[str, object]:
+    def inputs(self, selected: SelectedMachines, head: str | None) -> dict[str, object]:
         """The inputs of modules/runpod besides those of every cloud."""
         return {
             "data_centers": list(self.data_centers),

@@ -10,7 +10,7 @@ from pydantic import Field
 from skyinfra.errors import InvalidField
 from skyinfra.offers import Query
 from skyinfra.providers.base import Request, Selection
-from skyinfra.providers.cloud import Chosen, CloudProvider
+from skyinfra.providers.cloud import CloudProvider, SelectedMachines
 from skyinfra.providers.data import Strings, TerraformProvider
 
 
@@ -76,7 +76,7 @@ class VastAI(CloudProvider):
     def _query(self, request: Request, **changes: object) -> Query:
         return super()._query(request, **{**changes, "region": None})
 
-    def inputs(self, chosen: Chosen, head: str | None) -> dict[str, object]:
+    def inputs(self, selected: SelectedMachines, head: str | None) -> dict[str, object]:
         """The inputs of modules/vastai besides those of every cloud."""
         return {
             "bid": self.bid,

@@ -85,13 +85,13 @@ class TaskFigures:
             if busy():
                 continue
             try:
-                await asyncio.to_thread(self.look)
+                await asyncio.to_thread(self.sample)
             except Exception as error:  # noqa: BLE001 - whatever is wrong here, tasks go on
                 if str(error) != self._failed:
                     logger.warning("tasks are not measured: %s: %s", type(error).__name__, error)
                 self._failed = str(error)
 
-    def look(self) -> None:
+    def sample(self) -> None:
         """Measures the tasks that run now, if any, and writes their figures. Raises what *measure* raises."""
         running = attempts.running(self._directory.path)
         if running:
@@ -123,21 +123,23 @@ class TaskFigures:
             del self._sums[next(iter(self._sums))]
 
     def _publish(self, running: Mapping[int, str]) -> None:
-        told = {str(slot): {"task": key, "figures": self.of(key)} for slot, key in running.items() if key in self._sums}
-        if not told and not self._published:
+        by_slot = {
+            str(slot): {"task": key, "figures": self.of(key)} for slot, key in running.items() if key in self._sums
+        }
+        if not by_slot and not self._published:
             return
-        self._published = bool(told)
+        self._published = bool(by_slot)
         with contextlib.suppress(StateDirectoryError):  # the next ones may find room
-            self._directory.write(self._directory.figures_file, json.dumps(told) + "\n")
+            self._directory.write(self._directory.figures_file, json.dumps(by_slot) + "\n")
 
 
 def published(directory: NodeDirectory) -> dict[int, dict[str, Any]]:
     """Returns ``task`` and ``figures`` of the tasks that ran at the last reading, by the index of their slot."""
     try:
-        told = json.loads(directory.figures_file.read_text(encoding="utf-8"))
+        by_slot = json.loads(directory.figures_file.read_text(encoding="utf-8"))
         return {
             int(slot): {"task": str(each["task"]), "figures": Figures.read(each["figures"], source=_SOURCE)}
-            for slot, each in told.items()
+            for slot, each in by_slot.items()
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SkyinfraError):
         return {}

@@ -78,5 +78,5 @@ def measured(gpu: Gpu, first: Any, second: Any) -> dict[str, float]:
     if given is None:
         return {}
     values = {name: given.metrics[index] for index, name in enumerate(MEASURES)}
-    told = {name: each for name, each in values.items() if each.nvmlReturn == pynvml.NVML_SUCCESS}
-    return {name: float(each.value) for name, each in told.items() if not math.isnan(each.value)}
+    read = {name: each for name, each in values.items() if each.nvmlReturn == pynvml.NVML_SUCCESS}
+    return {name: float(each.value) for name, each in read.items() if not math.isnan(each.value)}

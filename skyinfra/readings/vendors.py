@@ -120,11 +120,11 @@ def _neuron(slots: Sequence[InstanceInfo], root: Path) -> Iterator[SlotReading]:
     for slot in slots:
         first, _, last = _visible(slot).partition("-")
         cores = [str(core) for core in range(int(first), int(last or first) + 1)] if first else []
-        told = bool(cores) and not (silent and not any(core in busy for core in cores))
+        is_known = bool(cores) and not (silent and not any(core in busy for core in cores))
         yield SlotReading(
             slot,
-            utilization=sum(busy.get(core, 0.0) for core in cores) / len(cores) if told else None,
-            memory_used=round(sum(used.get(core, 0.0) for core in cores)) if told else None,
+            utilization=sum(busy.get(core, 0.0) for core in cores) / len(cores) if is_known else None,
+            memory_used=round(sum(used.get(core, 0.0) for core in cores)) if is_known else None,
             memory_total=round(size) if size else None,
         )
 

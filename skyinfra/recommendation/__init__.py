@@ -114,17 +114,17 @@ def recommend(
     Raises UnknownModel, with the nearest names; InvalidField for what cannot be asked; NotOffered where no machine
     carries it.
     """
-    chosen = _model(model, params, layers, hidden, kv_heads)
-    work = _workload(chosen, task, dtype, context, batch)
+    selected = _model(model, params, layers, hidden, kv_heads)
+    work = _workload(selected, task, dtype, context, batch)
     names = (provider,) if isinstance(provider, str) else tuple(provider or ())
     query = ask(provider=names, region=region) if offers is None else Query(providers=names, region=region)
     found = query.run(load() if offers is None else offers)
     wanted, left_out = _supply(found, work, spot=spot, anybody=bool(names) or offers is not None)
-    parts = need(chosen, work)
-    carried = choices(chosen, work, wanted, spot=spot, region=region)
+    parts = need(selected, work)
+    carried = choices(selected, work, wanted, spot=spot, region=region)
     if not carried:
-        raise _nothing(chosen, work, parts, left_out, names, region, spot)
-    return Recommendation(chosen, work, parts, tuple(carried), left_out)
+        raise _nothing(selected, work, parts, left_out, names, region, spot)
+    return Recommendation(selected, work, parts, tuple(carried), left_out)
 
 
 def left_out_text(left_out: Mapping[str, int]) -> str:

@@ -131,7 +131,7 @@ def _of(
     where = region or declare.region_of(offer, price)
     note = _note(offer, work)
 
-    def chosen(nodes: int, layout: str | None, memory_gb: float, split: Split, copies: int) -> Choice:
+    def selected(nodes: int, layout: str | None, memory_gb: float, split: Split, copies: int) -> Choice:
         machines = Machines(offer, nodes, price, where, (layout,) * offer.count)
         slot = layout.partition("*")[0] if layout else None
         needs = total(need(model, work, split))
@@ -141,11 +141,11 @@ def _of(
     if found is not None:
         split, nodes = found
         devices = split.tensor * split.pipeline * split.shards
-        yield chosen(nodes, None, offer.memory_gb, split, max(1, offer.count * nodes // devices))
+        yield selected(nodes, None, offer.memory_gb, split, max(1, offer.count * nodes // devices))
     partition = _partition(model, work, gpu)
     if partition is not None:
         name, memory_gb, count = partition
-        yield chosen(1, mig.text((name,) * count), memory_gb, Split(), count * offer.count)
+        yield selected(1, mig.text((name,) * count), memory_gb, Split(), count * offer.count)
 
 
 def _divided(model: Model, work: Workload, offer: Offer) -> tuple[Split, int] | None:

@@ -9,7 +9,7 @@ from itertools import groupby
 from skyinfra import mig, providers
 from skyinfra.accelerators import catalog
 from skyinfra.errors import SkyinfraError
-from skyinfra.offers import Query, load, told
+from skyinfra.offers import Query, described, load
 from skyinfra.packing.declare import sellers
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.shortage import Shortage
@@ -75,4 +75,4 @@ def _offer(least: int) -> str | None:
     found = Query(memory_gb=least, providers=sellers()).run(load())
     gpus = (offer for offer in found if offer.vendor in ("nvidia", "amd") and offer.price() is not None)
     best = next((offer for offer in gpus if providers.refuses(offer) is None), None)
-    return told(best, spot=False) if best is not None else None
+    return described(best, spot=False) if best is not None else None

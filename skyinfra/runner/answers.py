@@ -18,7 +18,7 @@ from skyinfra.head import start
 from skyinfra.node.folder import NodeDirectory
 from skyinfra.node.node import Node, directory_of
 from skyinfra.protocol import questions
-from skyinfra.runner import follow
+from skyinfra.runner import head_connection
 from skyinfra.runner.commands import Commands
 from skyinfra.runner.files import Files
 from skyinfra.runner.upgrade import Upgrades
@@ -73,7 +73,7 @@ class Answers:
         node = Node.load(self._config)
         # The port of the head's own scheduler may be any.
         own = self._directory.scheduler_file.read_text(encoding="utf-8") if node.config.head else None
-        return str(start.parse(own or node.config.scheduler)), follow.worker_security(node)
+        return str(start.parse(own or node.config.scheduler)), head_connection.worker_security(node)
 
     def _doctor(self) -> object:
         from skyinfra.doctor.examine import examine

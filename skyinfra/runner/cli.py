@@ -140,7 +140,7 @@ def _run_service(options: argparse.Namespace, *, partitions: bool) -> int:
             from skyinfra.runner import reports
 
             # It is started again then.
-            reports.tell(file, error, seconds=_REPORT_S)
+            reports.send_failure(file, error, seconds=_REPORT_S)
         raise
     return 0
 
@@ -173,7 +173,7 @@ def _watch(options: argparse.Namespace) -> int:
     from skyinfra.runner.watch import Watch
 
     watcher = Watch(options.config)
-    return drain_cli.watch(watcher.look, once=options.once, pause_s=watcher.pause_s)
+    return drain_cli.watch(watcher.check, once=options.once, pause_s=watcher.pause_s)
 
 
 def _metrics(options: argparse.Namespace) -> int:

@@ -23,7 +23,7 @@ from skyinfra.node.folder import NodeDirectory
 from skyinfra.node.node import Node
 from skyinfra.program import views
 from skyinfra.protocol.rpc import Peer
-from skyinfra.runner import follow
+from skyinfra.runner import head_connection
 
 # Then the client has to ask again.
 _WAIT_S = 15.0
@@ -114,7 +114,7 @@ class Files:
         own = self._directory.scheduler_file.read_text(encoding="utf-8") if node.config.head else None
 
         async def call() -> None:
-            async with follow.connection(node, own) as scheduler:
+            async with head_connection.connection(node, own) as scheduler:
                 await work(scheduler)
 
         try:

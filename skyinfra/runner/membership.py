@@ -17,18 +17,18 @@ from skyinfra.engine.waiting import within
 from skyinfra.errors import NotSupported, SkyinfraError
 from skyinfra.head import start
 from skyinfra.head.execution import Execution
-from skyinfra.head.following import Following
 from skyinfra.head.jobs import Jobs
 from skyinfra.head.journal import Journal
 from skyinfra.head.relay import Relay, Respond
 from skyinfra.head.scheduler import FleetScheduler
+from skyinfra.head.workload_layouts import WorkloadLayouts
 from skyinfra.node.folder import NodeDirectory
 from skyinfra.node.node import Node
 from skyinfra.protocol import services
 from skyinfra.protocol.fleet import VERSION, FleetLayout
 from skyinfra.protocol.manifest import Endpoint
-from skyinfra.runner import follow
-from skyinfra.runner.follow import Follower
+from skyinfra.runner import head_connection
+from skyinfra.runner.head_connection import HeadConnection
 from skyinfra.runner.reports import BootReports
 from skyinfra.runner.supervisor import pause
 from skyinfra.runner.workers import Workers
@@ -56,10 +56,10 @@ class Membership:
     _scheduler: FleetScheduler | None = None
     _scheduler_made_from: tuple[Endpoint, str] | None = None
     _jobs: Jobs | None = None
-    _following: Following | None = None
+    _workload_layouts: WorkloadLayouts | None = None
     # What ends with the scheduler.
     _parts: AsyncExitStack = field(default_factory=AsyncExitStack)
-    _follower: Follower | None = None
+    _head_connection: HeadConnection | None = None
     _sha256: str = ""
     # The layout that the node is brought to.
     _layout: FleetLayout = _WHOLE
@@ -69,24 +69,28 @@ class Membership:
     def layout_for(self, node: Node) -> FleetLayout | None:
         """Returns the layout that the head wants of *node*, or wanted last for the same configuration."""
         self._sha256 = node.sha256
-        if self._follower is not None and self._follower.follows(node) and self._follower.layout is not None:
-            self._heard = node.sha256, self._follower.layout
+        if (
+            self._head_connection is not None
+            and self._head_connection.is_to(node)
+            and self._head_connection.layout is not None
+        ):
+            self._heard = node.sha256, self._head_connection.layout
         return self._heard[1] if self._heard[0] == node.sha256 else None
 
     async def join(self, node: Node) -> Endpoint | None:
         """Returns the scheduler's address, once it answers; None where the desired state changes before."""
         declared = start.parse(node.config.scheduler)
         if node.config.head:
-            await self._unfollow()
+            await self._disconnect()
             self.endpoint = await self._own_scheduler(node, declared)
-            if self._following is not None:
+            if self._workload_layouts is not None:
                 model = node.config.accelerator.mig_model if node.config.accelerator is not None else None
-                self._following.update(node.config.follow, model, self._layout)
+                self._workload_layouts.update(node.config.follow, model, self._layout)
             return self.endpoint
         await self._stop_scheduler()
-        follower = await self._follow(node)
-        while follower.layout is None and follower.refused is None:
-            self.obstacle = follower.obstacle
+        connected = await self._connect(node)
+        while connected.layout is None and connected.refused is None:
+            self.obstacle = connected.obstacle
             if await pause(self.changed, _POLL_S):
                 return None
         self.obstacle = None
@@ -105,16 +109,18 @@ class Membership:
             self._scheduler.promise(node.name, tuple(slots))
             if drain is not None:
                 self._scheduler.leave(node.name, drain)
-        elif self._follower is not None:
-            self._follower.promise(slots, leaving=drain)
+        elif self._head_connection is not None:
+            self._head_connection.promise(slots, drain_reason=drain)
 
     async def may_drain(self, node: Node, why: str) -> bool:
         """Whether another node of the fleet has slots in service; False where the head does not answer."""
         if node.config.head:
             return self._scheduler is not None and self._scheduler.leave(node.name, why, if_others=True)
         try:
-            async with follow.connection(node) as scheduler:
-                return await within(services.leave(scheduler, node=node.name, why=why, if_others=True), follow.ANSWER_S)
+            async with head_connection.connection(node) as scheduler:
+                return await within(
+                    services.leave(scheduler, node=node.name, why=why, if_others=True), head_connection.ANSWER_S
+                )
         except (OSError, NotSupported):
             return False
 
@@ -122,10 +128,10 @@ class Membership:
         """Raises the error of the runner itself that ended its follower or jobs, if any."""
         if self._jobs is not None:
             self._jobs.check()
-        if self._following is not None:
-            self._following.check()
-        if self._follower is not None:
-            self._follower.check()
+        if self._workload_layouts is not None:
+            self._workload_layouts.check()
+        if self._head_connection is not None:
+            self._head_connection.check()
 
     @property
     def alone(self) -> bool:
@@ -135,7 +141,7 @@ class Membership:
     @property
     def refused(self) -> SkyinfraError | None:
         """Why the head's layout is not followed."""
-        return self._follower.refused if self._follower is not None else None
+        return self._head_connection.refused if self._head_connection is not None else None
 
     @property
     def scheduler_ended(self) -> bool:
@@ -144,7 +150,7 @@ class Membership:
 
     async def close(self) -> None:
         """Ends the scheduler with the workers, or stops following it."""
-        await self._unfollow()
+        await self._disconnect()
         await self._stop_scheduler()
 
     async def _own_scheduler(self, node: Node, declared: Endpoint) -> Endpoint:
@@ -171,8 +177,8 @@ class Membership:
             client = Credentials.derive(node.secret, role="client", name=node.name).security()
             jobs.start(Execution(self._scheduler, relay, client))
             write = functools.partial(desired.follow, self.directory)
-            self._following = Following(self._scheduler, jobs.waiting, write)
-            self._parts.push_async_callback(self._following.close)
+            self._workload_layouts = WorkloadLayouts(self._scheduler, jobs.waiting, write)
+            self._parts.push_async_callback(self._workload_layouts.close)
             if node.config.provider != "local" and not node.config.given:
                 # The others have no first boot.
                 reports = BootReports(declared, node.secret, self._scheduler.fail)
@@ -183,18 +189,18 @@ class Membership:
 
     async def _stop_scheduler(self) -> None:
         await self._parts.aclose()
-        self._scheduler = self._following = None
+        self._scheduler = self._workload_layouts = None
 
-    async def _follow(self, node: Node) -> Follower:
-        if self._follower is None or not self._follower.follows(node):
-            await self._unfollow()
-            self._follower = Follower(node, self._hear, self.respond)
-        return self._follower
+    async def _connect(self, node: Node) -> HeadConnection:
+        if self._head_connection is None or not self._head_connection.is_to(node):
+            await self._disconnect()
+            self._head_connection = HeadConnection(node, self._hear, self.respond)
+        return self._head_connection
 
-    async def _unfollow(self) -> None:
-        if self._follower is not None:
-            await self._follower.close()
-            self._follower = None
+    async def _disconnect(self) -> None:
+        if self._head_connection is not None:
+            await self._head_connection.close()
+            self._head_connection = None
 
     def _hear(self, layout: FleetLayout) -> None:
         if self._heard != (self._sha256, layout):

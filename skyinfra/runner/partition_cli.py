@@ -2,7 +2,7 @@
 ``skyinfra-runner adopt``: the declaration that keeps what others have partitioned.
 
 The output is one JSON object a line: ``{"event": "partition", "phase": ..., "gpu": ...}`` for each change,
-``standing`` for each partition in the end, ``differs`` for each step that ``--check`` and ``--dry-run`` do not execute.
+``existing`` for each partition in the end, ``differs`` for each step that ``--check`` and ``--dry-run`` do not execute.
 """
 
 from __future__ import annotations
@@ -92,12 +92,12 @@ def adopt(options: argparse.Namespace) -> int:
             field="--selected",
             hint="Name a configuration with --label and its file with --file, or leave them out for what stands.",
         )
-    chosen = None
+    selection = None
     if options.selected or options.label is not None:
         file = options.file or (wanted.file if wanted is not None else DEFAULT_CONFIG)
-        chosen = Selected(str(file), options.label or (wanted.label if wanted is not None else ""))
+        selection = Selected(str(file), options.label or (wanted.label if wanted is not None else ""))
     with session(Nvml()) as nvml:
-        text, warnings = exports.declaration(nvml) if chosen is None else exports.configured(nvml, chosen)
+        text, warnings = exports.declaration(nvml) if selection is None else exports.configured(nvml, selection)
     sys.stdout.write(text)
     for warning in [*warnings, *machine.others_that_partition()]:
         print(f"warning: {warning}", file=sys.stderr)
@@ -148,13 +148,13 @@ def _by_config(options: argparse.Namespace) -> int:
     hardware = Hardware(found.config, directory)
     if options.check or options.dry_run:
         hardware.devices()
-        return _print_steps(hardware.plan(), hardware.standing(), options)
+        return _print_steps(hardware.plan(), hardware.existing(), options)
     try:
         hardware.devices()
         partitions = hardware.partition(_print_event, force=options.force, reboot=options.reboot)
     except SkyinfraError as error:
         # Some GPUs may have their layout: the runner plans from what is recorded.
-        record.write(directory, found.config, error, request=found.request, standing=hardware.usable())
+        record.write(directory, found.config, error, request=found.request, existing=hardware.usable())
         raise
     record.write(directory, found.config, partitions, request=found.request)
     _print_partitions(partitions)
@@ -192,7 +192,7 @@ def _by_layout(options: argparse.Namespace) -> int:
     with session(Nvml()) as nvml:
         desired = targets.given(nvml, options.layout, "all" if options.gpu is None else options.gpu)
         if options.check or options.dry_run:
-            there = [each for each in actual.standing(nvml) if each.gpu in desired]
+            there = [each for each in actual.existing(nvml) if each.gpu in desired]
             return _print_steps(partitioner.plan(nvml, desired), there, options)
         _print_partitions(partitioner.apply(nvml, desired, emit=_print_event, options=_apply_options(options)))
     return 0
@@ -222,10 +222,10 @@ def _print_partitions(partitions: Sequence[Any]) -> None:
         _print({"event": "standing", **partition.to_json()})
 
 
-def _print_steps(steps: Sequence[Any], standing: Sequence[Any], options: argparse.Namespace) -> int:
+def _print_steps(steps: Sequence[Any], existing: Sequence[Any], options: argparse.Namespace) -> int:
     for step in steps:
         _print({"event": "differs", **step.to_json()})
-    for partition in standing if options.dry_run else ():
+    for partition in existing if options.dry_run else ():
         if not any(step.undoes(partition) for step in steps):
             _print({"event": "stays", **partition.to_json()})
     return 1 if steps and options.check else 0

@@ -17,7 +17,7 @@ from typing import Any
 from skyinfra.engine.handshakes import HANDSHAKES
 from skyinfra.engine.waiting import within
 from skyinfra.errors import SkyinfraError
-from skyinfra.first_boot import asking, report
+from skyinfra.first_boot import report, report_client
 from skyinfra.node.node import Node
 from skyinfra.protocol.fleet import NodeFailure
 from skyinfra.protocol.manifest import Endpoint
@@ -65,14 +65,14 @@ class BootReports:
         nonce, line = report.greeting()
         writer.write(line.encode())
         await writer.drain()
-        told = asking.told((await reader.readline()).decode(), nonce, self._key)
-        if told is not None:
-            self._on_failure(str(told.get("node")), NodeFailure.of(told))
+        reported = report_client.reported((await reader.readline()).decode(), nonce, self._key)
+        if reported is not None:
+            self._on_failure(str(reported.get("node")), NodeFailure.of(reported))
             writer.write(b"ok\n")
             await writer.drain()
 
 
-def tell(path: Path, error: SkyinfraError, *, seconds: float) -> None:
+def send_failure(path: Path, error: SkyinfraError, *, seconds: float) -> None:
     """Reports for *seconds* that the runner of the node *path* ended with *error*, as a failed first boot does."""
     with contextlib.suppress(SkyinfraError):
         node = Node.load(path)

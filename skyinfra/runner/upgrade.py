@@ -219,9 +219,9 @@ class _Node:
         return {"state": "prepared", "venv": f"{venv}.d"}
 
     def _do(self, step: dict[str, Any], **changed: str) -> None:
-        told = engine.step(self._boot, {**step, "arguments": {**step["arguments"], **changed}})
-        if told is not None:
-            raise Failed(f"{told['step']}: {told['error']}")
+        failed = engine.step(self._boot, {**step, "arguments": {**step["arguments"], **changed}})
+        if failed is not None:
+            raise Failed(f"{failed['step']}: {failed['error']}")
 
     def switch(self) -> dict[str, Any]:
         """Goes over to the prepared runner; back, where that one does not serve."""
@@ -289,7 +289,7 @@ class _Node:
     def _problem(self) -> str | None:
         """Waits until the runner serves. None where it does; otherwise what is wrong."""
         until = time.monotonic() + _PATIENCE_S
-        told = "it does not serve"
+        failed = "it does not serve"
         while time.monotonic() < until:
             found = dict(
                 line.partition("=")[::2]
@@ -301,12 +301,12 @@ class _Node:
                     if status.get("state") in _SERVES:
                         return None
                     error = status.get("error") or {}
-                    told = str(error.get("message") or f"it is {status.get('state')}")
+                    failed = str(error.get("message") or f"it is {status.get('state')}")
             if int(found.get("NRestarts") or 0) >= _STARTS:
                 break
             time.sleep(1)
         lines = output("journalctl", "-q", "-o", "cat", "-n", "3", "-u", _RUNNER)
-        return f"the new runner did not come up: {told}: {lines}"[:1000]
+        return f"the new runner did not come up: {failed}: {lines}"[:1000]
 
 
 if __name__ == "__main__":

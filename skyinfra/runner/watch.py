@@ -51,7 +51,7 @@ class Watch:
             raise InvalidField(f"only the head of a fleet on {known} has something to watch", field=str(self.path))
         self._provider = config.provider
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Leaves the text of the tag for the runner. Raises `NodeFailed` where the metadata service does not answer."""
         read, path, hint = _READ[self._provider]
         text = read(path, "which layout is wanted", base=self.endpoint, hint=hint)

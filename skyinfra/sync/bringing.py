@@ -65,7 +65,7 @@ class Here:
         above = next((each for each in (parent, *parent.parents) if each.exists() or each.is_symlink()), parent)
         return None if above.is_dir() else f"{above.name} is a file here"
 
-    def look(self, path: str, entry: Entry) -> How:
+    def decide(self, path: str, entry: Entry) -> How:
         """What becomes of the file at *path* that is here, if there is one."""
         file = self.folder / path
         try:
@@ -103,7 +103,7 @@ async def bring(head: Peer, tree: str, here: Here, wanted: Sequence[str] = ()) -
 async def _bring(head: Peer, path: str, entry: Entry, here: Here) -> Brought:
     if (why := here.refusal(path)) is not None:
         return Brought(path, entry.size, "refused", why)
-    how = await asyncio.to_thread(here.look, path, entry)
+    how = await asyncio.to_thread(here.decide, path, entry)
     if how == "same":
         return Brought(path, entry.size, how)
     place = here.beside(path) if how == "beside" else path

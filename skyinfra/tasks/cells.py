@@ -62,8 +62,8 @@ def cell(source: str, file: str, names: dict[str, object], wanted: Sequence[str]
         value = eval(_compiled(ast.Expression(last.value), file, "eval"), space)  # noqa: S307 - as above
     else:
         exec(_compiled(tree, file, "exec"), space)  # noqa: S102 - as above
-    chosen = _assigned(space, names) if wanted is None else [name for name in wanted if name in space]
-    values = {name: space[name] for name in chosen}
+    selected = _assigned(space, names) if wanted is None else [name for name in wanted if name in space]
+    values = {name: space[name] for name in selected}
     missing = {name: "the cell has no such name" for name in wanted or () if name not in values}
     stream, buffers, failed = _pickled(values)
     return Ran(stream, buffers, _plain(values), missing | failed, _shown(value))

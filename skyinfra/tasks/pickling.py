@@ -183,10 +183,10 @@ class _Pickler(Pickler):
         if isinstance(plain, types.FunctionType | type):
             self._needs.take_used(plain)
         if module == script.NAME:
-            stands = self._needs.script is not None and self._needs.script.has(plain) and self._needs.take(module)
+            importable = self._needs.script is not None and self._needs.script.has(plain) and self._needs.take(module)
         else:
-            stands = _stands_in(plain, module) and (self._needs.take(module) or self._is_included(module))
-        if not stands:
+            importable = _defined_in(plain, module) and (self._needs.take(module) or self._is_included(module))
+        if not importable:
             return obj.shipped() if isinstance(obj, Decorated) else super().reducer_override(obj)
         found = operator.attrgetter(plain.__qualname__)(sys.modules[module])
         if isinstance(obj, Decorated):  # it may have options of its own
@@ -226,7 +226,7 @@ def _needs_space(values: Mapping[str, object]) -> bool:
     return any(not isinstance(each, types.ModuleType) or modules.is_own(each.__name__) for each in values.values())
 
 
-def _stands_in(plain: Any, module: str) -> bool:
+def _defined_in(plain: Any, module: str) -> bool:
     """Whether *plain*, or what a decorator made of it, has its own name in *module*."""
     name = getattr(plain, "__qualname__", "")
     if module not in sys.modules or not name or "<locals>" in name:

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 def show(found: FleetAdvice) -> None:
     """Prints *found*."""
-    out, told = tables.console(), found.advice
+    out, result = tables.console(), found.advice
     for line in _seen(found):
         out.print(line, markup=False, soft_wrap=True)
     out.print()
     compared = tables.table("LAYOUT", "OF EACH NODE", "MEAN WAIT", "95 OF 100", "USED", "NEVER RUN")
-    rows = {"advised": told.advised, "declared": told.declared, "whole GPUs": told.whole}
+    rows = {"advised": result.advised, "declared": result.declared, "whole GPUs": result.whole}
     for name, trial in rows.items():
         compared.add_row(
             name, _written(trial), f"{trial.wait:.1f} s", f"{trial.p95:.1f} s", f"{trial.utilization:.0%}",
@@ -32,44 +32,44 @@ def show(found: FleetAdvice) -> None:
     out.print(compared)
     out.print()
     carried = tables.table("PROFILE", "PARTITIONS", "TASKS", "BUSY")
-    for each in told.carried:
+    for each in result.carried:
         name = "whole GPU" if each.profile == WHOLE else each.profile
         carried.add_row(name, str(each.count), f"{each.tasks:.0%}", f"{each.busy:.0%}")
     out.print(carried)
     out.print()
-    for line in _verdict(told):
+    for line in _verdict(result):
         out.print(line, markup=False, soft_wrap=True)
     for line in _notes(found):
         out.print(line, markup=False, soft_wrap=True)
 
 
 def _seen(found: FleetAdvice) -> list[str]:
-    told, total = found.advice, len(found.trace)
+    result, total = found.advice, len(found.trace)
     since, until = (time.strftime("%Y-%m-%d %H:%M", time.localtime(at)) for at in (found.first, found.last))
     lines = [
         f"{found.fleet}: {counted(total, 'task')} in {tables.span(found.last - found.first)}, "
         f"{since} to {until}; the memory of {found.measured} was measured"
     ]
-    if told.tasks < total:
-        lines.append(f"The last {told.tasks} of them count, submitted within {tables.span(told.seconds)}.")
-    if told.unknown:
+    if result.tasks < total:
+        lines.append(f"The last {result.tasks} of them count, submitted within {tables.span(result.seconds)}.")
+    if result.unknown:
         what = (
             "task was not measured and asks for nothing, and is"
-            if told.unknown == 1
+            if result.unknown == 1
             else ("tasks were not measured and ask for nothing, and are")
         )
-        lines.append(f"{told.unknown} {what} taken to fit every slot.")
+        lines.append(f"{result.unknown} {what} taken to fit every slot.")
     return lines
 
 
-def _verdict(told: Advice) -> list[str]:
-    if told.tried >= told.possible:
-        tried = f"All {told.possible} combinations of layouts were tried."
+def _verdict(result: Advice) -> list[str]:
+    if result.tried >= result.possible:
+        tried = f"All {result.possible} combinations of layouts were tried."
     else:
-        tried = f"{told.tried} of {told.possible} combinations of layouts were tried."
-    if told.keeps:
+        tried = f"{result.tried} of {result.possible} combinations of layouts were tried."
+    if result.keeps:
         return [f"Keep what is declared: no other layout makes tasks wait noticeably less. {tried}"]
-    return [f"{tried} Declare:", f"    {told.declaration}"]
+    return [f"{tried} Declare:", f"    {result.declaration}"]
 
 
 def _notes(found: FleetAdvice) -> list[str]:

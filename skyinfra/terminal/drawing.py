@@ -240,20 +240,20 @@ def _change_facts(alike: Sequence[GpuChange]) -> list[tuple[str, str]]:
     first = alike[0]
     tasks = Counter(task for change in alike for task in change.tasks)
     ends = ", ".join(name if count == 1 else f"{name} ({count} times)" for name, count in tasks.items())
-    goes = _places(first.goes) if first.before else "the whole GPU"
+    destroyed = _places(first.destroyed) if first.before else "the whole GPU"
     comes = _places(first.comes) if first.after else "the whole GPU"
-    return [("stays", _places(first.stays)), ("goes", goes), ("comes", comes), ("ends", ends or "no task")]
+    return [("stays", _places(first.stays)), ("goes", destroyed), ("comes", comes), ("ends", ends or "no task")]
 
 
 def _summary(found: Transition) -> str:
     if not found.changes:
         return f"nothing changes on {counted(found.unchanged, 'GPU')}"
-    goes = sum(len(change.goes) or len(change.ends) for change in found.changes)
+    destroyed = sum(len(change.destroyed) or len(change.ends) for change in found.changes)
     comes = sum(len(change.comes) or 1 for change in found.changes)
     stays = sum(len(change.stays) for change in found.changes)
     tasks = sum(len(change.tasks) for change in found.changes)
     gpus = counted(len(found.changes), "GPU")
-    text = f"on {gpus} {counted(goes, 'slot')} go, {comes} come, {stays} stay"
+    text = f"on {gpus} {counted(destroyed, 'slot')} go, {comes} come, {stays} stay"
     text += f"; {counted(found.unchanged, 'GPU')} stay as they are" if found.unchanged else ""
     if tasks:
         has = "has" if tasks == 1 else "have"

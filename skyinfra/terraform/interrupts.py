@@ -10,12 +10,12 @@ def hush_node() -> None:
     """Leaves out that a pipe to a Node, which an interrupt of the terminal has ended as well, is broken at the end."""
     before = sys.unraisablehook
 
-    def told(found: sys.UnraisableHookArgs, /) -> None:
+    def report(found: sys.UnraisableHookArgs, /) -> None:
         owner = type(getattr(found.object, "__self__", found.object))
         if not (isinstance(found.exc_value, OSError) and owner.__module__.startswith("jsii.")):
             before(found)
 
-    sys.unraisablehook = told
+    sys.unraisablehook = report
 
 
 def hush_program() -> None:
@@ -23,10 +23,10 @@ def hush_program() -> None:
     hush_node()
     before = sys.excepthook
 
-    def told(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    def report(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         if issubclass(kind, KeyboardInterrupt):
             sys.stderr.write("interrupted\n")
         else:
             before(kind, error, traceback)
 
-    sys.excepthook = told
+    sys.excepthook = report

@@ -85,8 +85,8 @@ class SynthesizedStack:
     @property
     def workspace(self) -> str:
         """The workspace that Terraform is told to use."""
-        chosen = self.folder / ".terraform" / "environment"
-        return os.environ.get("TF_WORKSPACE") or (chosen.read_text().strip() if chosen.exists() else "default")
+        selected = self.folder / ".terraform" / "environment"
+        return os.environ.get("TF_WORKSPACE") or (selected.read_text().strip() if selected.exists() else "default")
 
     @property
     def state_file(self) -> Path | None:

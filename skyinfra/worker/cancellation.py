@@ -40,7 +40,7 @@ class _Running:
 
     group: int | None = None
     asked: bool = False
-    told: bool = False
+    interrupted: bool = False
 
 
 _lock = threading.Lock()
@@ -99,8 +99,8 @@ def reachable() -> Iterator[None]:
 def _open() -> None:
     global _reachable
     with _lock:
-        if _present is not None and _present.asked and not _present.told and _present.group is None:
-            _present.told = True
+        if _present is not None and _present.asked and not _present.interrupted and _present.group is None:
+            _present.interrupted = True
             raise KeyboardInterrupt
         _reachable = True
 
@@ -199,8 +199,8 @@ def _ask(key: str, last_words: Callable[[], object]) -> None:
         task.asked = True
         if task.group is not None:
             signal_group(task.group, signal.SIGTERM)
-        elif _in_code(task) and not task.told:
-            task.told = True
+        elif _in_code(task) and not task.interrupted:
+            task.interrupted = True
             # To this thread: only so are calls that wait in it woken.
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         grace = GRACE_S if task.group is None else PROGRAM_GRACE_S

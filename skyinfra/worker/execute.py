@@ -46,7 +46,7 @@ from skyinfra.worker import (
     secrets,
     shortage,
     streaming,
-    surroundings,
+    task_folder,
 )
 from skyinfra.worker.secrets import Masker
 
@@ -60,7 +60,7 @@ _MOST_BYTES = 64 * 1024
 # Header and pickled call of a task.
 Row = tuple[bytes, bytes]
 # Sends an event of the client's topic: its kind, the key that it is about, and its content.
-Tell = Callable[[str, str, object], object]
+Report = Callable[[str, str, object], object]
 
 
 def plain(function: F) -> F:
@@ -88,40 +88,40 @@ def run(header: bytes, call: bytes) -> Outcome | list[tuple[str, Outcome]] | byt
     main_thread.admit(fresh=task.fresh)
     worker = get_worker()
 
-    def tell(kind: str, key: str, content: object) -> None:
+    def report(kind: str, key: str, content: object) -> None:
         worker.log_event(task.topic, [kind, key, content])
 
     def say(kind: str, content: object) -> None:
-        tell(kind, task.key, [worker.name, task.name, content])
+        report(kind, task.key, [worker.name, task.name, content])
 
     if task.chunk:
-        return _Chunk(task, call, tell, str(worker.name)).run()
+        return _Chunk(task, call, report, str(worker.name)).run()
 
     def give(number: int, data: bytes) -> None:
-        tell(ITEM, task.key, Item(number, worker.address, data))
+        report(ITEM, task.key, Item(number, worker.address, data))
 
     sender = streaming.ItemSender(task.key, give) if task.stream else None
-    outcome = _execute(task, call, tell, say if task.echo else None, sender)
+    outcome = _execute(task, call, report, say if task.echo else None, sender)
     if task.fresh:
         main_thread.replace_after_task()
     if task.whole:
         return Ending.of(outcome).dumps()
     if task.topic and len(data := pickle.dumps(outcome)) <= SMALL_OUTCOME:
-        tell("outcome", task.key, data)
+        report("outcome", task.key, data)
     return outcome
 
 
 def _execute(
-    task: Header, call: bytes, tell: Tell, say: streaming.Send | None, sender: streaming.ItemSender | None
+    task: Header, call: bytes, report: Report, say: streaming.Send | None, sender: streaming.ItemSender | None
 ) -> Outcome:
     def last_words() -> None:
         if task.topic:
-            tell("outcome", task.key, pickle.dumps(Outcome(failure=failures.of(_late(task), below=__file__))))
+            report("outcome", task.key, pickle.dumps(Outcome(failure=failures.of(_late(task), below=__file__))))
 
     def again(death: Death | None) -> None:
         folder = Path(os.environ[instance.NODE_DIRECTORY])
         secrets.recover(task.key, masker, Path(output.file_of(task.key, folder)))
-        streaming.tell_rest(task.key, folder, say, death)
+        streaming.send_rest(task.key, folder, say, death)
 
     late, masker = False, Masker(())
     try:
@@ -130,7 +130,7 @@ def _execute(
         with (
             attempts.counted(task.key, task.name, task.timeout, again),
             output.captured(task.key, Path(os.environ[instance.NODE_DIRECTORY])) as file,
-            streaming.telling(file, say, lambda: task.key, masker),
+            streaming.sending_output(file, say, lambda: task.key, masker),
             secrets.given(values, masker, task.key) as unmasked,
             cancellation.stoppable(task.key),
             cancellation.limited(task.key, task.timeout, last_words, unmasked) as is_late,
@@ -166,7 +166,7 @@ def _perform(
     inputs.use_tree(task.tree)
     file = output.file_of(task.key, os.environ[instance.NODE_DIRECTORY])
     log = output.Log(file, masker.text if masker else None)
-    with surroundings.surrounded(task.env, task.workdir), output.logging_to(log):
+    with task_folder.surrounded(task.env, task.workdir), output.logging_to(log):
         try:
             # What modules set as they are imported stays, as they do.
             with cancellation.reachable():
@@ -216,14 +216,14 @@ def _failed(task: Header, error: BaseException, masker: Masker | None = None) ->
 class _Chunk:
     """The tasks of a chunk that have not started, and the outcomes that have not been sent."""
 
-    def __init__(self, task: Header, call: bytes, tell: Tell, slot: str) -> None:
+    def __init__(self, task: Header, call: bytes, report: Report, slot: str) -> None:
         self._large: list[tuple[str, Outcome]] = []
         self._task = task
-        self._tell = tell
+        self._report = report
         self._slot = slot
         self._lock = threading.Lock()
         self._rows: deque[Row] = deque(pickle.loads(call))  # noqa: S301 - the fleet's own, over mutual TLS
-        self._untold: list[tuple[str, bytes]] = []
+        self._unreported: list[tuple[str, bytes]] = []
         self._bytes = 0
         self._now = task
 
@@ -235,7 +235,7 @@ class _Chunk:
             contextlib.suppress(Exception, KeyboardInterrupt),
             attempts.counted(task.key, task.name) as starts,
             output.captured(task.key, Path(os.environ[instance.NODE_DIRECTORY])) as file,
-            streaming.telling(file, self._say if task.echo else None, lambda: self._now.key),
+            streaming.sending_output(file, self._say if task.echo else None, lambda: self._now.key),
             cancellation.stoppable(task.key),
         ):
             if starts == 1:
@@ -243,7 +243,7 @@ class _Chunk:
         return self._large
 
     def _say(self, kind: str, content: object) -> None:
-        self._tell(kind, self._now.key, [self._slot, self._now.name, content])
+        self._report(kind, self._now.key, [self._slot, self._now.name, content])
 
     def _execute(self, file: str | None) -> None:
         timer = cancellation.later(_LONGEST_S, self._give_back)
@@ -276,7 +276,7 @@ class _Chunk:
             if len(data) > SMALL_OUTCOME:
                 self._large.append((self._now.key, outcome))
                 return
-            self._untold.append((self._now.key, data))
+            self._unreported.append((self._now.key, data))
             self._bytes += len(data)
             if self._bytes > _MOST_BYTES or not self._rows:
                 self._flush()
@@ -284,14 +284,14 @@ class _Chunk:
     def _give_back(self) -> None:
         """Starts no more tasks, and sends the outcomes."""
         with self._lock:
-            self._untold += [(Header.loads(header).key, GIVEN_BACK) for header, _ in self._rows]
+            self._unreported += [(Header.loads(header).key, GIVEN_BACK) for header, _ in self._rows]
             self._rows.clear()
             self._flush()
 
     def _flush(self) -> None:
-        if self._untold:
-            self._tell(ENDED, self._task.key, self._untold)
-            self._untold, self._bytes = [], 0
+        if self._unreported:
+            self._report(ENDED, self._task.key, self._unreported)
+            self._unreported, self._bytes = [], 0
 
 
 def _late(task: Header) -> TaskTimeout:

@@ -91,7 +91,7 @@ def send(parcels: Sequence[Blob]) -> None:
     _patiently(lambda head: transfer.send(head, parcels), [parcel.digest for parcel in parcels])
 
 
-def tell_head(call: Callable[[Peer], Coroutine[Any, Any, T]]) -> T:
+def call_head(call: Callable[[Peer], Coroutine[Any, Any, T]]) -> T:
     """The answer of the head to *call*. Raises its error, and `BlobsMissing` where it is away."""
     return _patiently(call, ())
 

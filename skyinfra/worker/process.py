@@ -22,7 +22,7 @@ from distributed import Nanny, Worker, WorkerPlugin
 from distributed.core import Status
 from distributed.security import Security
 
-from skyinfra.engine import dask_private, main_thread, parked, settings
+from skyinfra.engine import dask_private, main_thread, reverse_connections, settings
 from skyinfra.errors import NotSupported
 from skyinfra.node import children, shares
 from skyinfra.protocol import services
@@ -60,7 +60,7 @@ class SlotWorker(Worker):  # type: ignore[misc]
     ) -> None:
         self.slot = slot
         self._heartbeat: asyncio.Task[Any] | None = None
-        self._leaving: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
         self._replacing: asyncio.Task[None] | None = None
         settings.quiet()
         dask_private.install_connections()
@@ -109,8 +109,8 @@ class SlotWorker(Worker):  # type: ignore[misc]
     async def close(self, *arguments: Any, **keywords: Any) -> Any:
         """Ends the worker after a running report, which Dask would cut off and log as an error."""
         self.periodic_callbacks["heartbeat"].stop()
-        if self._leaving is not None:
-            self._leaving.cancel()
+        if self._closing is not None:
+            self._closing.cancel()
         if self._heartbeat not in (None, asyncio.current_task()):
             await asyncio.wait({self._heartbeat}, timeout=_REPORT_S)
         return await super().close(*arguments, **keywords)
@@ -118,14 +118,14 @@ class SlotWorker(Worker):  # type: ignore[misc]
     async def start_unsafe(self) -> Any:
         """Registers at the scheduler, and leaves connections there where it cannot open them."""
         started = await super().start_unsafe()
-        self._leaving = asyncio.create_task(self._leave_connections())
+        self._closing = asyncio.create_task(self._leave_connections())
         return started
 
     async def _leave_connections(self) -> None:
         # A head of another version does not know the question.
         with contextlib.suppress(NotSupported, OSError):
             if not await services.reach(self.scheduler, address=self.address):
-                await parked.leave(self)
+                await reverse_connections.leave(self)
 
     def replace(self) -> None:
         """Makes the Nanny start a new process in place of this one, after the task that runs.

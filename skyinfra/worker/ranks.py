@@ -28,7 +28,7 @@ from skyinfra.protocol import calls, failures, gang, services
 from skyinfra.protocol.calls import PROGRAM_GRACE_S
 from skyinfra.protocol.gang import GangState, Rank, RankEnd, Work
 from skyinfra.worker import cancellation, rank, scripts
-from skyinfra.worker.surroundings import linked
+from skyinfra.worker.task_folder import linked
 
 # After a head that did not answer.
 _PAUSE_S = 0.1
@@ -141,7 +141,7 @@ class _Process:
             self._kill()
             listener.join(_LAST_WORDS_S)
             if self._made is not None and self._place.topic:
-                self._made.keep(scripts.teller(self._place.topic, self._place.run_id))
+                self._made.keep(scripts.reporter(self._place.topic, self._place.run_id))
         return self._ended(code)
 
     def _start(

@@ -30,7 +30,7 @@ from skyinfra.protocol.jobs import Written
 from skyinfra.protocol.shortage import STREAM
 from skyinfra.worker import cancellation, inputs, secrets, shortage
 from skyinfra.worker.streaming import Lines
-from skyinfra.worker.surroundings import new_folder
+from skyinfra.worker.task_folder import new_folder
 
 # Lines within that time are sent together.
 _FLUSH_S = 0.05
@@ -58,12 +58,12 @@ def script(source: bytes, name: str, args: list[str], env: dict[str, str], topic
         with program(key, command, cwd=place.folder, env=env, piped=bool(topic)) as (process, group):
             short = stream(process, topic, run_id)
             code = process.wait()
-            if code and short and (told := shortage.of_line(short)):
-                get_worker().log_event(topic, ["lines", run_id, [[STREAM, told]]])
+            if code and short and (cause := shortage.of_line(short)):
+                get_worker().log_event(topic, ["lines", run_id, [[STREAM, cause]]])
             # What it left behind writes no more.
             cancellation.signal_group(group, signal.SIGKILL)
             if topic:
-                place.keep(teller(topic, run_id))
+                place.keep(reporter(topic, run_id))
             else:
                 place.keep(lambda kind, found: _report(key, kind, found), most=jobs.LARGEST_FILES)
             return code
@@ -82,10 +82,10 @@ class Place:
     copy: Copy
     fetch: tuple[str, ...] | None
 
-    def keep(self, tell: Callable[[str, Written], object], most: int | None = None) -> None:
+    def keep(self, report: Callable[[str, Written], object], most: int | None = None) -> None:
         """Sends the files that the client wants to the head, of at most so many bytes, and tells it of all files.
 
-        *tell* gets `jobs.KEEPING` first where there are some to send, then `jobs.WRITTEN`.
+        *report* gets `jobs.KEEPING` first where there are some to send, then `jobs.WRITTEN`.
         """
         if self.fetch is None:
             return
@@ -95,12 +95,12 @@ class Place:
                 self.fetch, most=most, refuse=lambda file: bool(masker) and masker.holds(_windows(file))
             )
             if parcels:
-                tell(jobs.KEEPING, replace(found, tree=None))
+                report(jobs.KEEPING, replace(found, tree=None))
                 inputs.send(parcels)
         except (OSError, SkyinfraError, BlobsMissing, WrongContent) as error:
             found = replace(self._left(), problem=f"{type(error).__name__}: {error}".partition("\n")[0])
         if found != Written():
-            tell(jobs.WRITTEN, found)
+            report(jobs.WRITTEN, found)
 
     def _left(self) -> Written:
         """What the program wrote, none of which is kept."""
@@ -129,20 +129,20 @@ def copied(source: bytes, name: str, env: Mapping[str, str]) -> Iterator[Place]:
         yield Place(folder, path, env, copy, None if fetch is None else tuple(json.loads(fetch)))
 
 
-def teller(topic: str, run_id: str) -> Callable[[str, Written], object]:
+def reporter(topic: str, run_id: str) -> Callable[[str, Written], object]:
     """Tells the client of the files that a program wrote, among the lines of the run *run_id*."""
 
-    def tell(kind: str, found: Written) -> None:
+    def report(kind: str, found: Written) -> None:
         get_worker().log_event(topic, ["lines", run_id, [[kind, json.dumps(found.to_json())]]])
 
-    return tell
+    return report
 
 
 def _report(key: str, kind: str, found: Written) -> None:
     """Tells the head of the files that the job of the attempt *key* wrote. A head that is older does not keep them."""
     if kind == jobs.WRITTEN:
         with contextlib.suppress(SkyinfraError, BlobsMissing):
-            inputs.tell_head(lambda head: services.job_written(head, key=key, written=found))
+            inputs.call_head(lambda head: services.job_written(head, key=key, written=found))
 
 
 def _windows(file: Path) -> Iterator[bytes]:

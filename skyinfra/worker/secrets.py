@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from skyinfra.protocol.secrets import SHORTEST
-from skyinfra.worker import output, surroundings
+from skyinfra.worker import output, task_folder
 
 if TYPE_CHECKING:
     from skyinfra.protocol.failures import Failure
@@ -51,7 +51,7 @@ def given(values: Mapping[str, str], masker: Masker, key: str = "") -> Iterator[
     if not values:
         yield 2
         return
-    with surroundings.variables({**values, VARIABLE: ",".join(values)}), _masked(masker, key) as target:
+    with task_folder.variables({**values, VARIABLE: ",".join(values)}), _masked(masker, key) as target:
         yield target
 
 

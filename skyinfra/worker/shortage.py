@@ -129,8 +129,8 @@ def _read(slot: InstanceInfo) -> int | None:
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, SkyinfraError):
         key = str(distributed.get_worker().get_current_task())
         file = NodeDirectory(Path(os.environ[NODE_DIRECTORY])).figures_file
-        told = json.loads(file.read_text(encoding="utf-8"))[str(slot.worker)]
-        if told["task"] == key:
-            peak = told["figures"]["memory_peak"]
+        document = json.loads(file.read_text(encoding="utf-8"))[str(slot.worker)]
+        if document["task"] == key:
+            peak = document["figures"]["memory_peak"]
             return int(peak) if peak is not None else None
     return None

@@ -130,7 +130,7 @@ _tail: _Tail | None = None
 _watcher: threading.Thread | None = None
 _send: Send | None = None
 _masker: Masker | None = None
-_told_at = 0.0
+_sent_at = 0.0
 # How much of an output an earlier start of its task has printed, and was sent.
 _begins: dict[str, int] = {}
 
@@ -143,20 +143,20 @@ def _fleet() -> str:
 
 
 @contextlib.contextmanager
-def telling(
+def sending_output(
     file: str | None, send: Send | None, key: Callable[[], str], masker: Masker | None = None
 ) -> Iterator[None]:
     """Sends the lines in *file*, the output of a task, as ``("output", lines)`` while it runs. None: to nobody.
 
     *key*: returns that of the task that prints. *masker*: of the secrets of the task, for what `progress` sends.
     """
-    global _masker, _send, _tail, _told_at, _watcher
+    global _masker, _send, _tail, _sent_at, _watcher
     if send is None:
         yield
         return
     tail = _Tail(file, lambda lines: send("output", lines), key) if file is not None else None
     with _changed:
-        _send, _tail, _told_at, _masker = send, tail, 0.0, masker
+        _send, _tail, _sent_at, _masker = send, tail, 0.0, masker
         if _watcher is None:
             _watcher = threading.Thread(target=_watch, name="skyinfra-output", daemon=True)
             _watcher.start()
@@ -171,7 +171,7 @@ def telling(
                 tail.advance(final=True)
 
 
-def tell_rest(key: str, folder: Path, send: Send | None, death: Death | None) -> None:
+def send_rest(key: str, folder: Path, send: Send | None, death: Death | None) -> None:
     """Sends what the task *key* had printed when its process died, and its client had not got, before it starts again.
 
     *death*: says how much the client had; None where nobody knows: it gets all of it again then.
@@ -189,10 +189,10 @@ def progress(done: float, total: float | None = None, note: str = "") -> None:
 
     It may be called at every step: it costs some microseconds, and sends five messages a second at most.
     """
-    global _told_at
+    global _sent_at
     send, now = _send, time.monotonic()
-    if send is not None and (now - _told_at >= _PROGRESS_S or done == total):
-        _told_at = now
+    if send is not None and (now - _sent_at >= _PROGRESS_S or done == total):
+        _sent_at = now
         # Numbers of arrays are no data: the head reads nothing else.
         said = _masker.text(str(note)) if _masker is not None else str(note)
         send("progress", [float(done), None if total is None else float(total), said])

@@ -47,9 +47,9 @@ def test_the_chosen_row_is_marked_and_prices_have_region_and_date() -> None:
 
 def test_the_chosen_row_is_one_that_can_be_deployed() -> None:
     found = json.loads(run("H100:8", "--json"))["offers"]
-    (chosen,) = [offer for offer in found if offer["chosen"]]
+    (selected,) = [offer for offer in found if offer["chosen"]]
     deployable = [offer for offer in found if offer["deployable"]]
-    assert chosen == deployable[0] and chosen["provider"] in sky_providers.deployable()
+    assert selected == deployable[0] and selected["provider"] in sky_providers.deployable()
     assert all(bool(offer["not_deployable_because"]) != offer["deployable"] for offer in found)
     assert {o["partitioned_by"] for o in found if o["provider"] == "aws"} == {"tenant"}
     assert {o["partitioned_by"] for o in found if o["provider"] == "vastai"} == {"nobody"}
@@ -61,8 +61,8 @@ def test_a_machine_without_a_known_image_is_not_chosen() -> None:
     assert found and all(o["deployable"] and not o["chosen"] for o in found.values())
     assert all("Deep Learning images" in o["refused_because"] for o in found.values())
     assert "own image" in run("V100-32GB:8", "--provider", "aws")
-    (chosen,) = [o for o in json.loads(run("MI300X", "--json"))["offers"] if o["chosen"]]
-    assert (chosen["provider"], chosen["refused_because"]) == ("digitalocean", None)
+    (selected,) = [o for o in json.loads(run("MI300X", "--json"))["offers"] if o["chosen"]]
+    assert (selected["provider"], selected["refused_because"]) == ("digitalocean", None)
 
 
 @pytest.mark.parametrize("slice_", ["TPUv5p_8", "TPUv4_64"])

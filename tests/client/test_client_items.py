@@ -189,7 +189,7 @@ def test_what_the_client_took_may_be_lost_too(pool, monkeypatch):
     async def lossy(arrivals: client_items.Arrivals) -> None:
         if not lost:
             lost.append(True)
-            arrivals._telling = False
+            arrivals._sending = False
             return
         await told(arrivals)
 

@@ -201,6 +201,6 @@ def test_tasks_begin_in_a_copy_of_the_working_directory(fleet: Any, folder: Path
 def test_output_of_a_task_in_a_terminal_of_ascii(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with (tmp_path / "out").open("w", encoding="ascii") as out:
         monkeypatch.setattr(watching.sys, "stdout", out)
-        Watcher(True, progress=False).told("output", "k", ("n0/1", "f", ["Größe \U0001f680"]))
+        Watcher(True, progress=False).handle("output", "k", ("n0/1", "f", ["Größe \U0001f680"]))
         monkeypatch.undo()
     assert re.fullmatch(r"n0/1 \| Gr\?\?e \?\n", (tmp_path / "out").read_text())

@@ -13,7 +13,7 @@ import skyinfra as sky
 from skyinfra.client import lookup, open_pool
 from skyinfra.client.snapshot import ANYWHERE, Snapshot, Target
 from skyinfra.mig import Follow
-from skyinfra.protocol.fleet import STATE_VERSION, FleetState, Followed
+from skyinfra.protocol.fleet import STATE_VERSION, FleetState, FollowState
 from skyinfra.protocol.instance import GPU_MEMORY, InstanceInfo
 from skyinfra.protocol.manifest import Endpoint, Manifest, ManifestNode, ManifestSlot
 from skyinfra.tasks import Task
@@ -117,32 +117,32 @@ def test_a_profile_is_gone_once_everything_is_there():
 
 
 def test_targets_ask_for_what_the_slots_have():
-    chosen = Target(slot="n1/0", node="n1", profile="3g.40gb")
-    assert chosen.resources == {"slot": 1, "slot:n1/0": 1, "node:n1": 1, "profile:3g.40gb": 1}
+    selected = Target(slot="n1/0", node="n1", profile="3g.40gb")
+    assert selected.resources == {"slot": 1, "slot:n1/0": 1, "node:n1": 1, "profile:3g.40gb": 1}
     assert ANYWHERE.resources == {"slot": 1}
-    assert chosen.takes(slot("n1/0", "3g.40gb"))
-    assert not chosen.takes(slot("n1/0", "2g.20gb"))
+    assert selected.takes(slot("n1/0", "3g.40gb"))
+    assert not selected.takes(slot("n1/0", "2g.20gb"))
     assert not Target(profile="2g.20gb").takes(slot("n1/0", None))
     names = [str(Target(profile="3g.40gb")), str(Target(node="n1")), str(Target(slot="n1/0"))]
     assert names == ["every slot with the profile 3g.40gb", "every slot of n1", "slot n1/0"]
 
 
 def test_a_target_by_memory_takes_what_has_as_much_or_more():
-    chosen = Target(memory_gb=19.5)
-    assert chosen.resources == {"slot": 1, GPU_MEMORY: 19500}
+    selected = Target(memory_gb=19.5)
+    assert selected.resources == {"slot": 1, GPU_MEMORY: 19500}
     large, small = (dataclasses.replace(slot("n1/0"), memory_gb=each) for each in (20.0, 10.0))
-    assert chosen.takes(large)
-    assert not chosen.takes(small)
-    assert not chosen.takes(slot("n1/0")), "one whose memory nobody knows"
+    assert selected.takes(large)
+    assert not selected.takes(small)
+    assert not selected.takes(slot("n1/0")), "one whose memory nobody knows"
     assert resources(large)[GPU_MEMORY] == 20000
-    assert chosen.narrowed(memory_gb=30, node="n1") == Target(node="n1", memory_gb=30)
-    assert chosen.narrowed() == chosen
-    assert str(chosen) == "every slot with 19.5 GB at least"
+    assert selected.narrowed(memory_gb=30, node="n1") == Target(node="n1", memory_gb=30)
+    assert selected.narrowed() == selected
+    assert str(selected) == "every slot with 19.5 GB at least"
 
 
 def test_what_layouts_that_follow_the_work_can_give_is_waited_for():
-    followed = Followed(Follow(["1g.10gb*7", "3g.40gb*2"]), "h100_80gb", {"n1": 2, "n2": 1})
-    now = Snapshot((slot("n1/0", "1g.10gb"),), state=dataclasses.replace(told(n1=("n1/0",)), follow=followed))
+    follow_state = FollowState(Follow(["1g.10gb*7", "3g.40gb*2"]), "h100_80gb", {"n1": 2, "n2": 1})
+    now = Snapshot((slot("n1/0", "1g.10gb"),), state=dataclasses.replace(told(n1=("n1/0",)), follow=follow_state))
     for target, prospect, possible in [
         (Target(profile="1g.10gb"), "there", 21),
         (Target(profile="3g.40gb"), "coming", 6),
@@ -166,8 +166,8 @@ def test_where_chooses_slots(pool):
     assert [info.node for info in pool.select(node="n1").slots()] == ["n1", "n1"]
     assert Task(where) @ pool.select(node="n1") == ["n1/0", "n1/1"]
     assert (Task(where) >> pool.select(node="n0")).startswith("n0/")
-    chosen = pool.select(profile="3g.40gb").select(node="n0")
-    assert set(chosen.map(where_of, range(8))) <= {"n0/0", "n0/1"}
+    selected = pool.select(profile="3g.40gb").select(node="n0")
+    assert set(selected.map(where_of, range(8))) <= {"n0/0", "n0/1"}
     assert len(pool.select(profile="3g.40gb").slots()) == 4
     assert pool.broadcast(Task(where), slots=[]) == []
 
@@ -189,7 +189,7 @@ def test_a_node_that_the_fleet_has_not_is_not_waited_for(fleet):
 
 def test_a_profile_that_no_slot_has(fleet):
     with open_pool(fleet.manifest, patience=1) as pool:
-        for start in (lambda chosen: Task(os.getpid) >> chosen, lambda chosen: Task(os.getpid) @ chosen):
+        for start in (lambda selected: Task(os.getpid) >> selected, lambda selected: Task(os.getpid) @ selected):
             with pytest.raises(
                 sky.SlotLost, match=r"stack/pool has no slot with the profile 9g\.99gb, which getpid waits"
             ):
@@ -198,6 +198,6 @@ def test_a_profile_that_no_slot_has(fleet):
 
 def test_a_pool_and_its_choice_close_together(fleet):
     with open_pool(fleet.manifest) as pool:
-        chosen = pool.select(node="n0")
+        selected = pool.select(node="n0")
     with pytest.raises(sky.FleetError, match="is closed"):
-        chosen.submit(os.getpid)
+        selected.submit(os.getpid)

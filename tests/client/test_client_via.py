@@ -18,7 +18,7 @@ import pytest
 from client_fixtures import Fleet
 
 import skyinfra as sky
-from skyinfra import reach
+from skyinfra import port_forward
 from skyinfra.client import open_pool
 from skyinfra.protocol.manifest import Endpoint, Manifest, Via
 
@@ -138,14 +138,14 @@ def manifest_with(via: Via) -> Manifest:
 def test_what_the_program_says_is_told(programs: Path) -> None:
     (programs / "ssh").write_text("#!/bin/sh\necho 'Host key verification failed.' >&2\nexit 255\n")
     with pytest.raises(sky.FleetUnreachable, match=r"me@there \(ssh\).*exit code 255: Host key verification") as caught:
-        reach.Forwarding(manifest_with(Via("ssh", "me@there")), Via("ssh", "me@there"))
+        port_forward.Forwarding(manifest_with(Via("ssh", "me@there")), Via("ssh", "me@there"))
     assert "Try it by hand: ssh -N" in str(caught.value)
 
 
 def test_a_program_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(sky.MissingDependency, match=r"aws(.|\n)*Session Manager plugin"):
-        reach.Forwarding(manifest_with(Via("ssm", "i-1")), Via("ssm", "i-1"))
+        port_forward.Forwarding(manifest_with(Via("ssm", "i-1")), Via("ssm", "i-1"))
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_a_program_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     ],
 )
 def test_the_commands(via: Via, words: list[str]) -> None:
-    command = reach.command(via, HEAD, 4000)
+    command = port_forward.command(via, HEAD, 4000)
     left = iter(command)
     assert all(word in left for word in words), command
     assert "4000" in " ".join(command)

@@ -16,7 +16,7 @@ import skyinfra as sky
 from skyinfra.cli.app import app
 from skyinfra.deploy.orphans import stack_to_destroy
 from skyinfra.deploy.session import Session
-from skyinfra.deploy.standing import described, program_of
+from skyinfra.deploy.spending import described, program_of
 from skyinfra.terminal import names
 from skyinfra.terraform import blocks, project
 from skyinfra.terraform.blocks import Opened

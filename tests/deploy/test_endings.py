@@ -12,7 +12,7 @@ import pytest
 from job_tasks import starts, wait_for
 from running_node import SECRET, RunningNode, until
 
-from skyinfra.deploy.endings import endings
+from skyinfra.deploy.affected_nodes import endings
 from skyinfra.protocol.manifest import Endpoint, Manifest, ManifestNode
 from skyinfra.terraform.program import Plan
 from skyinfra.terraform.synthesized import SynthesizedStack

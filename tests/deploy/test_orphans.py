@@ -10,7 +10,7 @@ import pytest
 import synthesized
 
 import skyinfra as sky
-from skyinfra.deploy.cost import standing_cost
+from skyinfra.deploy.cost import running_cost
 from skyinfra.deploy.orphans import find_orphans, restore, stack_to_destroy
 from skyinfra.terraform.project import Project
 from skyinfra.terraform.state import read_state
@@ -58,7 +58,7 @@ def test_the_cost_of_the_machines_of_a_state() -> None:
     )
     resources = read_state(text, source="s")
     assert len(resources) == 5
-    cost = standing_cost(resources)
+    cost = running_cost(resources)
     (p4d,), (m6i,), (g5,) = (
         [m for m in cost.machines if m.machine_type == name] for name in ("p4d.24xlarge", "m6i.large", "g5.xlarge")
     )
@@ -73,7 +73,7 @@ def test_the_cost_of_the_machines_of_a_state() -> None:
 
 
 def test_a_machine_whose_price_is_not_known() -> None:
-    cost = standing_cost(read_state(state(resource("aws_instance", instance("x9.huge"))), source="s"))
+    cost = running_cost(read_state(state(resource("aws_instance", instance("x9.huge"))), source="s"))
     assert str(cost) == "1 x9.huge in us-east-1, the price of x9.huge is not known"
     assert cost.to_json()["usd_per_hour"] == 0 and cost.unknown == ("x9.huge",)
 

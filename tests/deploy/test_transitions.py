@@ -24,7 +24,7 @@ def test_compute_instances_go_and_stay_one_by_one(tmp_path: Path) -> None:
     layouts = mig.resolve("2c.3g.40gb+1c.3g.40gb+1g.10gb", H100, 1)
     (change,) = changes([*ones, slot(3, "1g.10gb", 0, 1)], {"n1/2": ["train"], "n1/0": ["eval"]}, layouts, "h100_80gb")
     assert [str(each) for each in change.stays] == ["1g.10gb at 0:1", "1c.3g.40gb at 4:4 (2:1)"]
-    assert [str(each) for each in change.goes] == ["1c.3g.40gb at 4:4 (0:1)", "1c.3g.40gb at 4:4 (1:1)"]
+    assert [str(each) for each in change.destroyed] == ["1c.3g.40gb at 4:4 (0:1)", "1c.3g.40gb at 4:4 (1:1)"]
     assert [str(each) for each in change.comes] == ["2c.3g.40gb at 4:4 (0:2)"]
     assert change.ends == (("n1/0", ("eval",)), ("n1/1", ()))
     document = json.loads(json.dumps(change.to_json()))

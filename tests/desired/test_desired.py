@@ -171,12 +171,12 @@ def test_the_memory_mode_travels_with_the_layout(directory: NodeDirectory) -> No
     of_head = Desired(config(head=True, accelerator=amd), "node.json").layout
     assert of_head.memory_mode == "NPS4"
     told = FleetLayout.read(of_head.to_json(), source="head")
-    follower = config(head=False, accelerator=dataclasses.replace(amd, layouts=(), memory_mode=None))
-    found = desired.find(follower, "a", directory, told)
+    connected = config(head=False, accelerator=dataclasses.replace(amd, layouts=(), memory_mode=None))
+    found = desired.find(connected, "a", directory, told)
     assert found.refused is None
     assert found.config.accelerator == amd
     desired.remember(found.layout, "a", directory)
-    assert desired.find(follower, "a", directory).config.accelerator == amd
+    assert desired.find(connected, "a", directory).config.accelerator == amd
     # The head's own file says it as well; without it the GPUs have one memory domain.
     declare(directory, FleetLayout(1, None, modes, "NPS2"))
     assert desired.find(config(head=True, accelerator=amd), "a", directory).layout.memory_mode == "NPS2"
@@ -198,19 +198,19 @@ def test_what_the_head_has_chosen_counts_above_what_is_declared(directory: NodeD
     assert layouts(desired.find(follows, "a", directory))[0][0].profile == "7g.80gb", "a deploy undoes nothing"
     told = desired.find(follows, "a", directory).layout
     for node, profile in (("n2", "2g.20gb"), ("n4", SMALL[0].profile)):
-        follower = dataclasses.replace(follows, node=node, head=False)
-        of_node = desired.find(follower, "a", directory, told)
+        connected = dataclasses.replace(follows, node=node, head=False)
+        of_node = desired.find(connected, "a", directory, told)
         assert {place.profile for place in layouts(of_node)[0]} == {profile}
         assert of_node.layout == told, "what it compares with what the head says next"
         desired.remember(of_node.layout, "a", directory)
-        assert layouts(desired.find(follower, "a", directory)) == layouts(of_node)
+        assert layouts(desired.find(connected, "a", directory)) == layouts(of_node)
     assert desired.find(config(head=True), "a", directory).source == "metadata", "layouts follow no more"
 
 
-@pytest.mark.parametrize("chosen", ["{", '{"version": 1, "by_node": {"n1": ["7g.80gb", "7g.80gb"]}}'])
-def test_a_choice_that_cannot_be_changes_nothing(directory: NodeDirectory, chosen: str) -> None:
+@pytest.mark.parametrize("selected", ["{", '{"version": 1, "by_node": {"n1": ["7g.80gb", "7g.80gb"]}}'])
+def test_a_choice_that_cannot_be_changes_nothing(directory: NodeDirectory, selected: str) -> None:
     follows = dataclasses.replace(config(head=True), follow=Follow(["2g.20gb*3", "7g.80gb"]))
-    directory.desired_file.write_text(chosen)
+    directory.desired_file.write_text(selected)
     found = desired.find(follows, "a", directory)
     assert (layouts(found), found.source) == (layouts(Desired(follows, "node.json")), "node.json")
     refused = desired.find(

@@ -48,7 +48,7 @@ def layouts(found: Desired) -> list[str]:
 
 
 def uuids(directory: NodeDirectory) -> set[str]:
-    return {each.uuid for each in Hardware(find(directory).config, directory).standing()}
+    return {each.uuid for each in Hardware(find(directory).config, directory).existing()}
 
 
 @pytest.fixture(params=NODES)
@@ -75,10 +75,10 @@ def test_root_reads_the_files_of_before_and_writes_its_own_alone(node: NodeDirec
     before = {file.name for file in node.path.iterdir()}
     check(node)
     assert record.asked(node), "nothing was done since this boot"
-    standing = uuids(node)
+    existing = uuids(node)
     assert cli.main(["partition", "--config", str(node.path / "node.json"), "--on-request"]) == 0
     assert {file.name for file in node.path.iterdir()} - before <= {"actual-layout.json", "simulated.lock"}
-    assert uuids(node) == standing
+    assert uuids(node) == existing
     assert not record.asked(node)
     check(node)
 
@@ -146,10 +146,10 @@ def test_a_runner_serves_what_stood_before(make_node: Callable[..., RunningNode]
     for file in (BEFORE / "head").iterdir():
         if file.name != "node.json":
             shutil.copy(file, node.path)
-    standing = uuids(node.directory)
+    existing = uuids(node.directory)
     status = node.boot()
     assert (status.layouts, status.layout_from) == (("7g.80gb", "2g.20gb*2"), "work")
-    assert {slot.uuid for slot in status.slots} == standing
+    assert {slot.uuid for slot in status.slots} == existing
     assert desired_file.read(node.directory).declared is not None
     assert node.directory.desired_file.exists()
 
@@ -161,15 +161,15 @@ def test_the_power_may_fail_before_any_step(node: NodeDirectory, tmp_path: Path)
         desired_file.update(node)
         desired.remember(find(node).layout, file_sha256(node.path / "node.json"), node)
 
-    standing = uuids(node)
+    existing = uuids(node)
     steps = 0
     while cut(node, steps, take_over):
         steps += 1
         check(node)
-        assert uuids(node) == standing
+        assert uuids(node) == existing
         take_over()
         check(node)
-        assert uuids(node) == standing
+        assert uuids(node) == existing
         shutil.rmtree(node.path)
         shutil.copytree(BEFORE / node.path.name, node.path)
     assert steps >= 4

@@ -227,17 +227,17 @@ def test_other_accelerators(
 ) -> None:
     accelerator = NodeAccelerator("X", vendor, 2)  # type: ignore[arg-type]
     config = make_node(accelerator=accelerator, simulate=False).config
-    nothing = list(vendors.look(config, None, [], tmp_path))
+    nothing = list(vendors.checks(config, None, [], tmp_path))
     assert [(f.result, f.found, f.wanted) for f in nothing] == [("wrong", f"no {name}", "2 x X")]
     for file in files:
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).touch()
-    found = {f.what: f for f in vendors.look(config, None, [], tmp_path)}
+    found = {f.what: f for f in vendors.checks(config, None, [], tmp_path)}
     assert found["accelerators"].result == "ok"
     assert found[f"{name}: driver"].found == f"{module} is not loaded"
     (tmp_path / "sys/module" / module).mkdir(parents=True)
     (tmp_path / "sys/module" / module / "version").write_text("2.19.64\n")
-    found = {f.what: f for f in vendors.look(None, None, [], tmp_path)}
+    found = {f.what: f for f in vendors.checks(None, None, [], tmp_path)}
     assert found[f"{name}: driver"].found == f"{module} 2.19.64"
 
 
@@ -246,10 +246,10 @@ def test_torch_that_is_not_made_for_rocm(tmp_path: Path) -> None:
     (tmp_path / "dev/kfd").touch()
     (tmp_path / "dev/dri/renderD128").touch()
     install(tmp_path / "lib", "torch", "2.8.0+cu128", version=TORCH)
-    found = {f.what: f for f in vendors.look(None, None, [str(tmp_path / "lib")], tmp_path)}
+    found = {f.what: f for f in vendors.checks(None, None, [str(tmp_path / "lib")], tmp_path)}
     assert found["ROCm of torch"].result == "wrong"
     install(tmp_path / "rocm", "torch", "2.8.0+rocm6.4", version="cuda = None\nhip = '6.4.43482-0f2d60242'\n")
-    found = {f.what: f for f in vendors.look(None, None, [str(tmp_path / "rocm")], tmp_path)}
+    found = {f.what: f for f in vendors.checks(None, None, [str(tmp_path / "rocm")], tmp_path)}
     assert found["ROCm of torch"].found == "torch 2.8.0+rocm6.4 with ROCm 6.4"
 
 
@@ -267,7 +267,7 @@ def test_a_vendors_tool_that_fails_or_hangs(tmp_path: Path, monkeypatch: pytest.
         tool.write_text(f"#!/bin/sh\n{script}\n")
         tool.chmod(0o755)
         monkeypatch.setattr(vendors, "_TOOL_S", 0.2 if "sleep" in script else 20)
-        found = {f.what: f for f in vendors.look(None, None, [], tmp_path)}
+        found = {f.what: f for f in vendors.checks(None, None, [], tmp_path)}
         assert found["Neuron devices: neuron-ls"].found == text
 
 
@@ -285,7 +285,7 @@ def test_files_that_the_tasks_user_may_not_open_though_root_may(
     monkeypatch.setattr(inventory, "_TOOLS", ())
 
     def files() -> Finding:
-        found = vendors.look(node.config, node.directory, [], tmp_path)
+        found = vendors.checks(node.config, node.directory, [], tmp_path)
         return next(finding for finding in found if finding.what == "AMD GPUs: files")
 
     assert files().result == "ok"
@@ -300,16 +300,16 @@ def test_tools_where_the_vendor_puts_them(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "dev/accel/accel0").touch()
     tools = tmp_path / "opt/vendor/bin"
     monkeypatch.setattr(inventory, "_TOOLS", (str(tools),))
-    found = {f.what: f for f in vendors.look(None, None, [], tmp_path)}
+    found = {f.what: f for f in vendors.checks(None, None, [], tmp_path)}
     assert (found["Gaudi cards: hl-smi"].result, found["Gaudi cards: hl-smi"].found) == ("unknown", "not installed")
     assert "skyinfra top" in found["Gaudi cards: hl-smi"].to_do
     vendor_files.hl_smi(tools)
-    found = {f.what: f for f in vendors.look(None, None, [], tmp_path)}
+    found = {f.what: f for f in vendors.checks(None, None, [], tmp_path)}
     assert (found["Gaudi cards: hl-smi"].result, found["Gaudi cards: hl-smi"].found) == ("ok", "answers")
     version = found["Gaudi cards: version of hl-smi"]
     assert (version.result, version.found.split()[2]) == ("ok", "hl-1.18.0-fw-53.1.1.1")
     vendor_files.program(tools / "hl-smi", "echo no card >&2; exit 1")
-    found = {f.what: f for f in vendors.look(None, None, [], tmp_path)}
+    found = {f.what: f for f in vendors.checks(None, None, [], tmp_path)}
     assert [found[f"Gaudi cards: {what}hl-smi"].result for what in ("", "version of ")] == ["wrong", "unknown"]
 
 

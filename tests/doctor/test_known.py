@@ -10,7 +10,7 @@ from fake_nvml.fake_machine import FakeMachine
 from running_node import RunningNode, h100
 from test_doctor import BIG, doctor, install
 
-from skyinfra.doctor import known
+from skyinfra.doctor import incompatible_packages
 
 Machine = Callable[..., FakeMachine]
 
@@ -34,7 +34,7 @@ Machine = Callable[..., FakeMachine]
 def test_versions(tmp_path: Path, name: str, version: str, whole: str | None, partitioned: str | None) -> None:
     install(tmp_path, name, version)
     for partitions, wanted in ((False, whole), (True, partitioned)):
-        found = list(known.look([str(tmp_path)], partitions=partitions))
+        found = list(incompatible_packages.checks([str(tmp_path)], partitions=partitions))
         assert [each.result for each in found] == ([] if wanted is None else [wanted])
         for each in found:
             assert each.found.startswith(f"{name} {version} ")

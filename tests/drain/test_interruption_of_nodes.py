@@ -109,7 +109,7 @@ def test_a_spot_notice_drains_the_node_and_nothing_is_lost(
         assert {slot.node for slot in pool.slots()} == {"n1"}
         state = pool.look().state
         assert state is not None
-        assert (state.leaving, state.slots["n2"]) == ({"n2": why}, ())
+        assert (state.out_of_service, state.slots["n2"]) == ({"n2": why}, ())
         for path in loose:
             Path(f"{path}.open").touch()
         assert {future.result(timeout=60)[0] for future in futures} <= {"n1/0", "n1/1", "n2/0", "n2/1"}

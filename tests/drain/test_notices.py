@@ -17,7 +17,7 @@ from skyinfra import NodeFailed, NotSupported
 from skyinfra.doctor import examine
 from skyinfra.drain import request
 from skyinfra.drain.notices import ENDPOINT, Notice
-from skyinfra.drain.preemption import Follower, PreemptionWatch, Told
+from skyinfra.drain.preemption import Delivered, NoticeHandler, PreemptionWatch
 from skyinfra.drain.request import Drain
 from skyinfra.first_boot import fetch
 from skyinfra.node import folder
@@ -32,13 +32,13 @@ class Both:
 
     def __init__(self, config: Path) -> None:
         self.watch = PreemptionWatch(config)
-        self.runner = Follower(NodeDirectory(config.parent))
+        self.runner = NoticeHandler(NodeDirectory(config.parent))
 
-    def look(self) -> Notice | None:
+    def poll(self) -> Notice | None:
         try:
-            return self.watch.look()
+            return self.watch.poll()
         finally:
-            self.runner.look()
+            self.runner.poll()
 
 
 @pytest.fixture
@@ -61,11 +61,11 @@ def asked(path: Path) -> Drain | None:
 
 def test_a_spot_notice_of_aws(metadata: MetadataService, tmp_path: Path) -> None:
     watcher = Both(node(tmp_path, "aws"))
-    assert watcher.look() is None
+    assert watcher.poll() is None
     assert asked(tmp_path) is None
     end = time.time() // 1 + 120
     metadata.spot("terminate", end)
-    watcher.look()
+    watcher.poll()
     found = asked(tmp_path)
     assert found is not None
     assert (found.by, found.if_others, found.boot) == ("aws", False, request.this_boot())
@@ -73,31 +73,31 @@ def test_a_spot_notice_of_aws(metadata: MetadataService, tmp_path: Path) -> None
     assert found.why.startswith("AWS takes the spot instance back (terminate at 20")
     # The token runs out.
     metadata.token = "second"
-    watcher.look()
+    watcher.poll()
     assert asked(tmp_path) == found
     # An instance that was hibernated comes back, and nothing stands any more.
     metadata.values.clear()
-    watcher.look()
+    watcher.poll()
     assert asked(tmp_path) is None
 
 
 def test_a_recommendation_of_aws_is_not_certain(metadata: MetadataService, tmp_path: Path) -> None:
     watcher = Both(node(tmp_path, "aws"))
     metadata.rebalance()
-    watcher.look()
+    watcher.poll()
     found = asked(tmp_path)
     assert found is not None
     assert (found.if_others, found.until, found.why) == (True, None, "AWS recommends to leave the spot instance")
     # What a person undid stays undone, until something else is said.
     request.clear(NodeDirectory(tmp_path))
-    watcher.look()
+    watcher.poll()
     assert asked(tmp_path) is None
     # Also where the runner, or what asks the provider, has started again meanwhile.
     watcher = Both(tmp_path / "node.json")
-    watcher.look()
+    watcher.poll()
     assert asked(tmp_path) is None
     metadata.spot("stop", time.time() + 120)
-    watcher.look()
+    watcher.poll()
     assert (asked(tmp_path) or found).if_others is False
 
 
@@ -107,12 +107,12 @@ def test_what_a_person_asked_for_counts_unless_the_provider_is_sooner(
     watcher = Both(node(tmp_path, "aws"))
     mine = Drain(request.VERSION, request.OPERATOR, "maintenance", time.time() + 600)
     request.write(NodeDirectory(tmp_path), mine)
-    watcher.look()
+    watcher.poll()
     metadata.rebalance()
-    watcher.look()
+    watcher.poll()
     assert asked(tmp_path) == mine
     metadata.spot("terminate", time.time() + 120)
-    watcher.look()
+    watcher.poll()
     assert (asked(tmp_path) or mine).by == "aws"
 
 
@@ -120,10 +120,10 @@ def test_what_a_person_asked_for_counts_unless_the_provider_is_sooner(
 def test_maintenance_of_google_cloud(metadata: MetadataService, tmp_path: Path, gpus: bool, ahead: float) -> None:
     metadata.values = {f"{GCP}preempted": "FALSE", f"{GCP}maintenance-event": "NONE"}
     watcher = Both(node(tmp_path, "gcp", gpus=gpus))
-    assert watcher.look() is None
+    assert watcher.poll() is None
     metadata.values[f"{GCP}maintenance-event"] = "TERMINATE_ON_HOST_MAINTENANCE"
     now = time.time()
-    notice = Both(tmp_path / "node.json").look()
+    notice = Both(tmp_path / "node.json").poll()
     assert notice is not None
     assert notice.until == pytest.approx(now + ahead, abs=5)
     assert (asked(tmp_path) or request.Drain(0, "", "")).by == "gcp"
@@ -132,14 +132,14 @@ def test_maintenance_of_google_cloud(metadata: MetadataService, tmp_path: Path, 
 def test_preemption_of_google_cloud_is_waited_for(metadata: MetadataService, tmp_path: Path) -> None:
     metadata.values = {f"{GCP}preempted": "FALSE", f"{GCP}maintenance-event": "NONE"}
     watcher = Both(node(tmp_path, "gcp"))
-    watcher.look()
+    watcher.poll()
     metadata.values[f"{GCP}preempted"] = "TRUE"
     began = time.time()
-    notice = watcher.look()
+    notice = watcher.poll()
     assert notice is not None
     # Seen later, it is still the same one.
     metadata.values[f"{GCP}preempted"] = "TRUE\n"
-    assert watcher.look() == notice
+    assert watcher.poll() == notice
     assert notice.until == pytest.approx(began + 22.5, abs=5)
     assert any("preempted?wait_for_change=true&timeout_sec=10&last_etag=" in path for path in metadata.asked)
 
@@ -149,27 +149,27 @@ def test_an_event_of_azure_is_acknowledged_once_nothing_runs(metadata: MetadataS
     metadata.values[AZURE_NAME] = "vm-7"
     metadata.event("Preempt", "another-vm")
     watcher = Both(config)
-    assert watcher.look() is None
+    assert watcher.poll() is None
     metadata.event("Freeze", "vm-7")
-    assert watcher.look() is None
+    assert watcher.poll() is None
     end = time.time() // 1 + 30
     metadata.event("Preempt", "vm-7", email.utils.formatdate(end, usegmt=True))
     directory = NodeDirectory(tmp_path)
     with directory.held():
         status = Status("s/p", "p-0", "draining", "")
         directory.write(directory.status_file, status.dumps())
-        watcher.look()
+        watcher.poll()
         assert asked(tmp_path) == Drain(
             request.VERSION, "azure", "Azure takes the spot machine back", pytest.approx(end - 7.5, abs=2),
             boot=request.this_boot(),
         )  # fmt: skip
         assert metadata.acknowledged == []
         directory.write(directory.status_file, dataclasses.replace(status, state="drained").dumps())
-        watcher.look()
-        watcher.look()
+        watcher.poll()
+        watcher.poll()
     assert metadata.acknowledged == ["E-1"]
     metadata.values[AZURE_EVENTS] = json.dumps({"DocumentIncarnation": 2, "Events": []})
-    watcher.look()
+    watcher.poll()
     assert asked(tmp_path) is None
 
 
@@ -177,7 +177,7 @@ def test_an_event_of_azure_is_acknowledged_once_nothing_runs(metadata: MetadataS
 def test_an_answer_that_is_none(metadata: MetadataService, tmp_path: Path, text: str) -> None:
     metadata.values["/latest/meta-data/spot/instance-action"] = text
     with pytest.raises(NodeFailed, match="does not answer with a JSON object"):
-        Both(node(tmp_path, "aws")).look()
+        Both(node(tmp_path, "aws")).poll()
     assert asked(tmp_path) is None
 
 
@@ -187,7 +187,7 @@ def test_a_silent_service_changes_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     mine = Drain(request.VERSION, "aws", "taken back", None, boot=request.this_boot())
     request.write(NodeDirectory(tmp_path), mine)
     with pytest.raises(NodeFailed, match="does not say whether the machine is taken back"):
-        Both(file).look()
+        Both(file).poll()
     assert asked(tmp_path) == mine
 
 
@@ -197,14 +197,14 @@ def test_notices_that_cannot_be_read_are_told_until_they_can(
 ) -> None:
     watcher = Both(node(tmp_path, "aws"))
     directory = NodeDirectory(tmp_path)
-    assert watcher.look() is None and directory.unwarned() is None
+    assert watcher.poll() is None and directory.unwarned() is None
     metadata.refuses = refused
     if refused is None:
         monkeypatch.setattr(fetch, "_METADATA_S", 0.2)
         metadata.slow_s = 1.0
     for _ in range(2):
         with pytest.raises(NodeFailed):
-            watcher.look()
+            watcher.poll()
     why = "timed out" if refused is None else f"it answers {refused}"
     found = directory.unwarned() or ""
     assert found.startswith("the metadata service does not say whether the machine is taken back") and why in found
@@ -212,11 +212,11 @@ def test_notices_that_cannot_be_read_are_told_until_they_can(
     assert (finding.result, finding.found) == ("wrong", found)
     assert "tasks are not warned" in finding.to_do
     metadata.refuses, metadata.slow_s = None, 0.0
-    watcher.look()
+    watcher.poll()
     assert directory.unwarned() is None and list(examine._notices(directory)) == []
     # Of an earlier boot.
     directory.write(directory.unwarned_file, "it was so")
-    Both(tmp_path / "node.json").look()
+    Both(tmp_path / "node.json").poll()
     assert directory.unwarned() is None
 
 
@@ -237,26 +237,26 @@ def test_a_message_that_is_gone_withdraws_nothing(metadata: MetadataService, tmp
     """The folder of a service goes when it ends, and comes back with it."""
     watcher = Both(node(tmp_path, "aws"))
     metadata.spot("terminate", time.time() + 120)
-    watcher.look()
+    watcher.poll()
     found = asked(tmp_path)
     (tmp_path / "notice.json").unlink()
-    watcher.runner.look()
+    watcher.runner.poll()
     assert found is not None and asked(tmp_path) == found
 
 
 def test_a_message_that_cannot_be_read_changes_nothing(
     metadata: MetadataService, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    runner = Follower(NodeDirectory(tmp_path))
+    runner = NoticeHandler(NodeDirectory(tmp_path))
     for text in ("", "[]", '{"version": 2}', '{"version": 1, "drain": 3}'):
         (tmp_path / "notice.json").write_text(text)
-        runner.look()
+        runner.poll()
         assert asked(tmp_path) is None
         assert "notice.json" in caplog.text
         caplog.clear()
     drain = Drain(request.VERSION, "aws", "taken back", None, boot="another")
-    (tmp_path / "notice.json").write_text(json.dumps(Told(1, "of an earlier boot", drain).to_json()))
-    runner.look()
+    (tmp_path / "notice.json").write_text(json.dumps(Delivered(1, "of an earlier boot", drain).to_json()))
+    runner.poll()
     assert not (tmp_path / "drain.json").exists()
 
 
@@ -266,6 +266,6 @@ def test_a_message_below_run_is_of_this_boot(tmp_path: Path, monkeypatch: pytest
     own = tmp_path / "run/skyinfra-interrupt"
     own.mkdir(parents=True)
     drain = Drain(request.VERSION, "aws", "taken back", None, boot="of the service")
-    (own / "notice.json").write_text(json.dumps(Told(1, "a key", drain).to_json()))
-    Follower(NodeDirectory(tmp_path, tmp_path / "root")).look()
+    (own / "notice.json").write_text(json.dumps(Delivered(1, "a key", drain).to_json()))
+    NoticeHandler(NodeDirectory(tmp_path, tmp_path / "root")).poll()
     assert asked(tmp_path) == dataclasses.replace(drain, boot=request.this_boot())

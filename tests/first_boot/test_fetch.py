@@ -41,7 +41,7 @@ class Cloud(ThreadingHTTPServer):
         self.redirect = ""
         # Of the secret, before its connection ends; None for all of it.
         self.sends: int | None = None
-        self.sent, self.goes_on = threading.Event(), threading.Event()
+        self.sent, self.upgraded = threading.Event(), threading.Event()
 
     @property
     def url(self) -> str:
@@ -76,7 +76,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(SECRET[: self.server.sends].encode())
             self.wfile.flush()
             self.server.sent.set()
-            self.server.goes_on.wait(30)
+            self.server.upgraded.wait(30)
         elif self.path == "/bucket/secret":
             self._answer(200, SECRET.encode())
         elif self.path == "/empty":
@@ -242,7 +242,7 @@ def test_the_secret_is_fetched_once_for_root_alone_and_told_nobody(cloud: Cloud,
 def test_a_secret_that_is_cut_short_is_none(cloud: Cloud, tmp_path: Path) -> None:
     boot, file = boot_of_secret(tmp_path)
     cloud.sends = 30
-    cloud.goes_on.set()
+    cloud.upgraded.set()
     assert boot.run().returncode == 1
     assert f"it ends after 30 of {len(SECRET)} bytes" in boot.lines()[-1]["error"]
     assert SECRET[:30] not in boot.log.read_text() + boot.failure.read_text() + boot.status.read_text()
@@ -264,7 +264,7 @@ def test_the_power_fails_between_fetching_and_writing_the_secret(cloud: Cloud, t
     for pid in (command.pid, int(steps[0])):
         os.kill(pid, signal.SIGKILL)
     command.wait()
-    cloud.goes_on.set()
+    cloud.upgraded.set()
     assert not file.exists()
     assert {path.stat().st_mode & 0o777 for path in file.parent.iterdir()} <= {0o600}
     # What a disk may hold after that: an empty file, and one with the name that is written first.

@@ -18,7 +18,7 @@ from boots import OLDEST, PACKAGE, SECRET, FirstBoot
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from skyinfra.first_boot import asking, report
+from skyinfra.first_boot import report, report_client
 
 FAILURE = {"version": 1, "fleet": "s/p", "node": "p-0", "step": "driver", "error": "é missing", "lines": ["a", "b\n c"]}
 
@@ -67,10 +67,10 @@ def test_the_key_is_hkdf_of_the_secret() -> None:
 @pytest.mark.parametrize("python", ["", pytest.param(OLDEST, marks=pytest.mark.skipif(not OLDEST, reason="no 3.8"))])
 def test_who_has_the_secret_is_told(tmp_path: Path, python: str) -> None:
     with failed_head(tmp_path, python=python) as (boot, port):
-        assert asking.ask("127.0.0.1", port, SECRET) == FAILURE
+        assert report_client.ask("127.0.0.1", port, SECRET) == FAILURE
         # It ended a connection before, which leaves it as it was; another failure is told next.
-        assert asking.ask("127.0.0.1", port, SECRET[::-1]) is None
-        assert asking.ask("127.0.0.1", port, SECRET) == FAILURE
+        assert report_client.ask("127.0.0.1", port, SECRET[::-1]) is None
+        assert report_client.ask("127.0.0.1", port, SECRET) == FAILURE
         assert boot.failure.exists()
 
 
@@ -114,7 +114,7 @@ def test_strangers_keep_nobody_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
             silent = [
                 strangers.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20)) for _ in range(100)
             ]
-            assert asking.ask("127.0.0.1", port, SECRET) == FAILURE
+            assert report_client.ask("127.0.0.1", port, SECRET) == FAILURE
             # Those of one address that are too many ended at once, the others when their time was over.
             for connection in silent:
                 with contextlib.suppress(ConnectionError):
@@ -140,12 +140,12 @@ def test_an_answer_that_is_not_signed_is_none() -> None:
     with subprocess.Popen([sys.executable, "-c", server], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         port = int(process.stdout.readline())
-        assert asking.ask("127.0.0.1", port, SECRET) is None
+        assert report_client.ask("127.0.0.1", port, SECRET) is None
         process.wait(10)
 
 
 def test_other_services_are_no_reports() -> None:
-    assert asking.ask("127.0.0.1", free_port(), SECRET, timeout=2) is None
+    assert report_client.ask("127.0.0.1", free_port(), SECRET, timeout=2) is None
 
 
 def test_only_what_is_signed_for_this_connection_is_believed() -> None:
@@ -153,8 +153,8 @@ def test_only_what_is_signed_for_this_connection_is_believed() -> None:
     nonce, line = report.greeting()
     assert line == f"skyinfra-boot 1 {nonce}\n"
     good = f"tell {report.sign(signing, 'tell', nonce, text)} {text}"
-    assert asking.told(good, nonce, signing) == FAILURE
-    assert asking.told(good, nonce[::-1], signing) is None
-    assert asking.told(good.replace("driver", "packages"), nonce, signing) is None
-    assert asking.told(good, nonce, report.key(SECRET[::-1])) is None
-    assert asking.told("tell", nonce, signing) is None
+    assert report_client.reported(good, nonce, signing) == FAILURE
+    assert report_client.reported(good, nonce[::-1], signing) is None
+    assert report_client.reported(good.replace("driver", "packages"), nonce, signing) is None
+    assert report_client.reported(good, nonce, report.key(SECRET[::-1])) is None
+    assert report_client.reported("tell", nonce, signing) is None

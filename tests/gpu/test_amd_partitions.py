@@ -283,8 +283,8 @@ def test_the_program(machine: Machine, make_node: MakeNode) -> None:
     node = make_node(simulate=False, accelerator=declared("MI300X:2/CPX+NPS4"))
     assert node.run("partition", "--check", check=False).returncode == 1
     done = node.run("partition")
-    standing = [json.loads(line) for line in done.stdout.splitlines() if '"standing"' in line]
-    assert [(p["gpu"], p["profile"], p["start"]) for p in standing] == [(i // 8, "CPX", i % 8) for i in range(16)]
+    existing = [json.loads(line) for line in done.stdout.splitlines() if '"standing"' in line]
+    assert [(p["gpu"], p["profile"], p["start"]) for p in existing] == [(i // 8, "CPX", i % 8) for i in range(16)]
     assert node.run("partition", "--check").returncode == 0
     machine.changes()
     node.run("partition")

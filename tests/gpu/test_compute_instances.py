@@ -92,8 +92,8 @@ def test_a_layout_for_one_machine(fake_machine: Machine) -> None:
     machine = fake_machine("h100_80gb")
     done = run(machine, "--layout", "1c.3g.40gb*2")
     assert done.returncode == 0, done.stderr
-    standing = [event for event in events(done) if event["event"] == "standing"]
-    assert [(each["profile"], each["start"], each["compute"]) for each in standing] == [
+    existing = [event for event in events(done) if event["event"] == "standing"]
+    assert [(each["profile"], each["start"], each["compute"]) for each in existing] == [
         ("1c.3g.40gb", 4, {"start": 0, "size": 1}),
         ("1c.3g.40gb", 4, {"start": 1, "size": 1}),
     ]

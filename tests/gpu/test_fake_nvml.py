@@ -16,7 +16,7 @@ import pynvml
 import pytest
 from fake_nvml import boards
 from fake_nvml.fake_machine import FakeMachine
-from nvml_worlds import Fake, at, create, listed, partition, profile, standing
+from nvml_worlds import Fake, at, create, existing, listed, partition, profile
 
 from skyinfra import mig
 from skyinfra.readings import gpm
@@ -219,7 +219,7 @@ def test_who_is_not_root(fake_machine: Machine) -> None:
             refused(pynvml.NVML_ERROR_NO_PERMISSION, function)
         refused(pynvml.NVML_ERROR_NO_PERMISSION, create, gpu, "1g.10gb", 1, 1)
     with machine.loaded():
-        assert standing(Fake(machine).gpu()) == [("1g.10gb", 0, 1)]
+        assert existing(Fake(machine).gpu()) == [("1g.10gb", 0, 1)]
 
 
 # The driver's own choice of places, which skyinfra leaves to none.
@@ -273,7 +273,7 @@ def test_a_call_fails_as_often_as_asked(fake_machine: Machine) -> None:
         for _ in range(2):
             refused(pynvml.NVML_ERROR_IN_USE, create, gpu, "1g.10gb", 1, 1)
         create(gpu, "1g.10gb", 1, 1)
-        assert [start for _, start, _ in standing(gpu)] == [0, 1], "a failure has no effect"
+        assert [start for _, start, _ in existing(gpu)] == [0, 1], "a failure has no effect"
 
 
 PARTITION = """
@@ -325,7 +325,7 @@ def test_an_instance_lingers_after_its_compute_instances(fake_machine: Machine) 
         for _ in range(2):
             refused(pynvml.NVML_ERROR_IN_USE, gpu.destroy, at(gpu, 0))
         gpu.destroy(at(gpu, 0))
-        assert standing(gpu) == []
+        assert existing(gpu) == []
 
 
 def test_the_state_is_whole_whenever_a_process_is_killed(fake_machine: Machine) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from nvml_contract import AMPERE, BOTH, HOPPER, Make, refused
-from nvml_worlds import at, create, listed, partition, place, profile, standing
+from nvml_worlds import at, create, existing, listed, partition, place, profile
 
 from skyinfra import mig
 from skyinfra.mig.grid import Grid
@@ -174,8 +174,8 @@ def test_a_reset_keeps_the_mode_and_clears_the_gpu(world: Make) -> None:
         partition(gpu, "3g.40gb", 0, 4)
     assert here.reset(0)
     assert here.gpu(0).mig_mode() == (True, True)
-    assert standing(here.gpu(0)) == []
-    assert standing(here.gpu(1)) == [("3g.40gb", 0, 4)]
+    assert existing(here.gpu(0)) == []
+    assert existing(here.gpu(1)) == [("3g.40gb", 0, 4)]
 
 
 def test_mig_stays_on_while_instances_stand(world: Make) -> None:
@@ -184,7 +184,7 @@ def test_mig_stays_on_while_instances_stand(world: Make) -> None:
     partition(here.gpu(), "3g.40gb", 0, 4)
     assert here.gpu().set_mig_mode(False) == pynvml.NVML_ERROR_IN_USE
     assert here.gpu().mig_mode() == (True, False)
-    assert standing(here.gpu()) == [("3g.40gb", 0, 4)]
+    assert existing(here.gpu()) == [("3g.40gb", 0, 4)]
     here.gpu().empty(at(here.gpu(), 0))
     here.gpu().destroy(at(here.gpu(), 0))
     assert here.gpu().set_mig_mode(False) == pynvml.NVML_SUCCESS
@@ -213,7 +213,7 @@ def test_what_was_read_before_a_change_of_the_mode_is_void(world: Make) -> None:
     refused(pynvml.NVML_ERROR_INVALID_ARGUMENT, here.api.nvmlGpuInstanceGetInfo, before.handle)
     refused(pynvml.NVML_ERROR_INVALID_ARGUMENT, here.api.nvmlComputeInstanceGetInfo_v2, first.handle)
     refused(pynvml.NVML_ERROR_INVALID_ARGUMENT, here.api.nvmlDeviceGetUUID, first.device)
-    assert standing(gpu) == [("3g.40gb", 0, 4)], "the GPU itself is still known"
+    assert existing(gpu) == [("3g.40gb", 0, 4)], "the GPU itself is still known"
 
 
 # Profiles and places.
@@ -292,7 +292,7 @@ def test_compute_slices_run_out(world: Make) -> None:
     create(here.gpu(), "4g.40gb", 0, 4)
     create(here.gpu(), "1g.20gb", 4, 2)
     create(here.gpu(), "1g.20gb", 6, 2)
-    assert len(standing(here.gpu())) == 3
+    assert len(existing(here.gpu())) == 3
     here.gpu().destroy(at(here.gpu(), 6))
     here.gpu().destroy(at(here.gpu(), 4))
     create(here.gpu(), "3g.40gb", 4, 4)
@@ -323,7 +323,7 @@ def test_without_media_engines_beside_all_of_them(world: Make) -> None:
     create(here.gpu(), "1g.24gb+me.all", 0, 3)
     create(here.gpu(), "1g.24gb-me", 3, 3)
     create(here.gpu(), "2g.48gb-me", 6, 6)
-    assert [start for _, start, _ in standing(here.gpu())] == [0, 3, 6]
+    assert [start for _, start, _ in existing(here.gpu())] == [0, 3, 6]
 
 
 @pytest.mark.parametrize("model", [AMPERE, "a30_24gb", "rtx_pro_6000_96gb"])
@@ -354,7 +354,7 @@ def test_the_driver_takes_what_the_grid_allows(world: Make, model: str) -> None:
             assert taken == grid.allows(known, start), (known.name, start, grid.placed)
             if taken:
                 grid.put(known, start)
-        assert standing(gpu) == [(p.profile, p.start, p.size) for p in grid.layout()]
+        assert existing(gpu) == [(p.profile, p.start, p.size) for p in grid.layout()]
 
     agree()
 
@@ -365,7 +365,7 @@ def test_as_many_as_there_can_be(world: Make) -> None:
     gpu.set_mig_mode(True)
     assert here.api.nvmlDeviceGetMaxMigDeviceCount(here.device()) == 7
     uuids = {partition(gpu, "1g.10gb", start, 1).uuid for start in range(7)}
-    assert standing(gpu) == [("1g.10gb", start, 1) for start in range(7)]
+    assert existing(gpu) == [("1g.10gb", start, 1) for start in range(7)]
     assert {instance.uuid for instance in gpu.instances()} == uuids
     assert len(uuids) == 7
     refused(pynvml.NVML_ERROR_INVALID_ARGUMENT, create, gpu, "1g.10gb", 7, 1)

@@ -7,7 +7,7 @@ import contextlib
 import pynvml
 import pytest
 from nvml_contract import AMPERE, BOTH, HOPPER, Make, refused
-from nvml_worlds import at, create, listed, partition, profile, standing
+from nvml_worlds import at, create, existing, listed, partition, profile
 
 from skyinfra.gpu.nvml import Nvml
 
@@ -77,7 +77,7 @@ def test_a_part_of_an_instance_is_not_the_partition(world: Make) -> None:
     refused(pynvml.NVML_ERROR_NOT_SUPPORTED, here.api.nvmlGpuInstanceCreateComputeInstance, handle, four)
     gpu.empty(instance)
     gpu.destroy(instance)
-    assert standing(gpu) == []
+    assert existing(gpu) == []
 
 
 def test_compute_instances_in_their_places(world: Make) -> None:
@@ -210,12 +210,12 @@ def test_a_partition_in_use_is_not_destroyed(world: Make) -> None:
     refused(pynvml.NVML_ERROR_IN_USE, gpu.empty, at(gpu, 4))
     gpu.empty(at(gpu, 0))
     gpu.destroy(at(gpu, 0))
-    assert standing(gpu) == [("3g.40gb", 4, 4)]
+    assert existing(gpu) == [("3g.40gb", 4, 4)]
     assert not here.reset(0)
     here.release(0, 4242, start=4)
     gpu.empty(at(gpu, 4))
     gpu.destroy(at(gpu, 4))
-    assert standing(gpu) == []
+    assert existing(gpu) == []
 
 
 def test_a_process_on_the_whole_gpu_holds_every_partition(world: Make) -> None:

@@ -72,11 +72,11 @@ class Full:
 
     start: Path
     calls: list[str]
-    standing: list[dict[str, Any]]
+    existing: list[dict[str, Any]]
     machine: list[dict[str, Any]]
 
 
-def standing(output: str) -> list[dict[str, Any]]:
+def existing(output: str) -> list[dict[str, Any]]:
     events = [json.loads(line) for line in output.splitlines()]
     return [event for event in events if event["event"] == "standing"]
 
@@ -101,7 +101,7 @@ def full_run(machine: FakeMachine, change: Change) -> Full:
     assert done.returncode == 0, done.stderr
     calls = (machine.folder / "calls").read_text().split()
     assert CHANGING & set(calls)
-    return Full(start, calls, standing(done.stdout), machine_of(machine.control("show")))
+    return Full(start, calls, existing(done.stdout), machine_of(machine.control("show")))
 
 
 def run_jobs(machine: FakeMachine, jobs: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
@@ -156,7 +156,7 @@ def test_killed_at_any_call(fake_machine: Machine, name: str, step: int, reboot:
         assert runs[0]["code"] == 137, (death, runs[0])
         assert runs[-2]["code"] == 0, (death, runs)
         # As if nothing had happened, UUIDs included.
-        assert standing(runs[-2]["out"]) == full.standing, death
+        assert existing(runs[-2]["out"]) == full.existing, death
         assert machine_of(runs[-1]["out"]) == full.machine, death
 
 
@@ -181,7 +181,7 @@ def test_refused_at_any_call(fake_machine: Machine, name: str) -> None:
     ]
     for function, (refused, again) in zip(functions, run_jobs(machine, jobs), strict=True):
         assert again["code"] == 0, (function, again)
-        assert standing(again["out"]) == full.standing
+        assert existing(again["out"]) == full.existing
         assert "Traceback" not in refused["err"]
         if function == "nvmlShutdown":
             assert (refused["code"], refused["err"]) == (0, ""), "nothing is left to be done then"
@@ -229,4 +229,4 @@ def test_refused_at_any_change(fake_machine: Machine, name: str) -> None:
         assert label in refused["err"]
         assert re.search(r"Wanted: .+\. Found: .+\.\n.", refused["err"]), "and what to do"
         assert again["code"] == 0, (failure, again)
-        assert standing(again["out"]) == full.standing
+        assert existing(again["out"]) == full.existing

@@ -74,7 +74,7 @@ def plan(nvml: Nvml, accelerator: NodeAccelerator) -> list[Step]:
     return partitioner.plan(nvml, dict(enumerate(accelerator.per_gpu)))
 
 
-def standing(nvml: Nvml, accelerator: NodeAccelerator) -> tuple[Partition, ...]:
+def existing(nvml: Nvml, accelerator: NodeAccelerator) -> tuple[Partition, ...]:
     return partitioner.actual(nvml, dict(enumerate(accelerator.per_gpu)))
 
 
@@ -170,7 +170,7 @@ def test_unknown_profile_names_those_that_are(driver: Opener) -> None:
     with pytest.raises(PartitionFailed, match=r"no profile 3g\.20gb") as caught:
         apply(nvml, h100((("3g.20gb", 0, 4),)))
     assert "3g.40gb" in (caught.value.hint or "")
-    assert standing(nvml, before) == first, "nothing was destroyed for a layout that cannot be"
+    assert existing(nvml, before) == first, "nothing was destroyed for a layout that cannot be"
 
 
 @pytest.mark.parametrize(
@@ -320,7 +320,7 @@ def test_standing_never_changes_anything(driver: Opener) -> None:
     wanted = h100(MIXED)
     nvml = Nvml(driver(wanted))
     with pytest.raises(PartitionFailed, match="do not stand as declared") as caught:
-        standing(nvml, wanted)
+        existing(nvml, wanted)
     assert "GPU 0: turn MIG on" in (caught.value.hint or "")
     assert nvml.gpus()[0].mig_mode() == (False, False)
 

@@ -47,8 +47,8 @@ def stand(node: RunningNode, accelerator: NodeAccelerator) -> dict[tuple[str, in
     return {(each.profile, each.start): each.uuid for each in made}
 
 
-def standing(hardware: Hardware) -> dict[tuple[str, int], str]:
-    return {(each.profile, each.start): each.uuid for each in hardware.standing()}
+def existing(hardware: Hardware) -> dict[tuple[str, int], str]:
+    return {(each.profile, each.start): each.uuid for each in hardware.existing()}
 
 
 def test_partitions_in_other_places_are_adopted(make_node: MakeNode) -> None:
@@ -69,7 +69,7 @@ def test_nothing_that_may_stay_is_destroyed(make_node: MakeNode) -> None:
     hardware = Hardware(node.config, node.directory)
     assert [str(step) for step in hardware.plan()] == ["GPU 0: create 3g.40gb at 4:4"]
     hardware.partition(lambda event: None)
-    assert before.items() < standing(hardware).items()
+    assert before.items() < existing(hardware).items()
 
 
 @pytest.mark.parametrize("busy", [0, 4])
@@ -79,15 +79,15 @@ def test_the_partition_whose_slot_has_a_task_stays(make_node: MakeNode, busy: in
     hardware = Hardware(node.config, node.directory)
     hardware.choose({0: {busy}})
     hardware.partition(lambda event: None)
-    after = standing(hardware)
+    after = existing(hardware)
     assert after["3g.40gb", busy] == before["3g.40gb", busy]
     assert sorted(profile for profile, _ in after) == ["2g.20gb", "3g.40gb"]
     # What was chosen is remembered when all instances are gone, as after a reboot.
     with hardware.nvml() as nvml:
         partitioner.apply(nvml, {0: ()})
-    assert hardware.standing() == ()
+    assert hardware.existing() == ()
     hardware.partition(lambda event: None)
-    assert standing(hardware) == after
+    assert existing(hardware) == after
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_a_choice_that_cannot_be_is_none(make_node: MakeNode, layout: object) ->
         node.directory.desired_file.write_text(json.dumps({"version": 1, "places": [layout]}))
     assert targets.read(THREE_AND_TWO, node.directory) == {}
     Hardware(node.config, node.directory).partition(lambda event: None)
-    assert set(standing(Hardware(node.config, node.directory))) == {("2g.20gb", 0), ("3g.40gb", 4)}
+    assert set(existing(Hardware(node.config, node.directory))) == {("2g.20gb", 0), ("3g.40gb", 4)}
 
 
 def test_a_choice_behind_a_link_is_none(make_node: MakeNode, tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_a_fixed_place_counts_more_than_what_stands(make_node: MakeNode) -> None
     hardware = Hardware(node.config, node.directory)
     hardware.choose({0: {4}})
     hardware.partition(lambda event: None)
-    assert set(standing(hardware)) == {("3g.40gb", 0)}
+    assert set(existing(hardware)) == {("3g.40gb", 0)}
 
 
 @pytest.mark.parametrize("recorded", [False, True], ids=["the runner partitions", "root partitions"])
@@ -292,7 +292,7 @@ def test_a_layout_is_not_changed_beside_the_operators_mig_manager(make_node: Mak
         with pytest.raises(PartitionFailed, match="mig-manager partitions the GPUs of this machine") as caught:
             partitioner.apply(nvml, {0: THREES.per_gpu[0]}, options=options)
         assert "nvidia.com/gpu.deploy.mig-manager=false" in str(caught.value)
-        assert hardware.standing() == ()
+        assert hardware.existing() == ()
         partitioner.apply(nvml, {0: THREES.per_gpu[0]})
         partitioner.apply(nvml, {0: THREES.per_gpu[0]}, options=options)  # nothing is to be changed
 
@@ -323,7 +323,7 @@ def test_what_is_chosen_counts_beside_a_gpu_whose_place_is_impossible(make_node:
     stand(node, h100((("3g.40gb", 0, 4), ("3g.40gb", 4, 4))))
     Hardware(node.config, node.directory).choose({0: {0}})
     assert node.config.accelerator is not None
-    chosen = targets.read(node.config.accelerator, node.directory)
-    assert {index: {(each.profile, each.start) for each in layout} for index, layout in chosen.items()} == {
+    selected = targets.read(node.config.accelerator, node.directory)
+    assert {index: {(each.profile, each.start) for each in layout} for index, layout in selected.items()} == {
         0: {("3g.40gb", 0), ("2g.20gb", 4)}
     }

@@ -40,9 +40,9 @@ def candidate(who: str, priority: int, number: int) -> JobInfo:
 def order(candidates: list[JobInfo]) -> list[JobInfo]:
     turns, left = FairShare(), list(candidates)
     found = []
-    while (chosen := turns.choose(left)) is not None:
-        left.remove(chosen)
-        found.append(chosen)
+    while (selected := turns.choose(left)) is not None:
+        left.remove(selected)
+        found.append(selected)
     return found
 
 
@@ -79,7 +79,7 @@ class Slots:
         self.there: list[dict[str, float]] = [{"slot": 1.0, **resources} for _ in range(count)]
         self.started: list[str] = []
         self.stopped: list[str] = []
-        self.leaving = False
+        self.closing = False
         self.tasks: dict[str, asyncio.Future[Outcome | None]] = {}
 
     def slots(self) -> list[dict[str, float]]:
@@ -96,7 +96,7 @@ class Slots:
         try:
             outcome = await self.tasks[header.key]
         except asyncio.CancelledError:
-            if not self.leaving:
+            if not self.closing:
                 self.stopped.append(header.key)
             raise
         finally:
@@ -107,7 +107,7 @@ class Slots:
         return Figures(2, memory_peak=7) if slot == "n1/0" and key.startswith("measured-") else None
 
     def leave(self) -> None:
-        self.leaving = True
+        self.closing = True
 
     async def all_stopped(self) -> None:
         pass

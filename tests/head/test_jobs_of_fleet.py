@@ -301,8 +301,8 @@ def test_scripts_as_jobs(running: Running, tmp_path: Path) -> None:
     assert "running" in table
     assert "ran for" not in command("jobs", "result", fleet, "scripted", "--timeout", "0.1", code=1).output
     Path(f"{path}.open").touch()
-    followed = command("jobs", "logs", fleet, job["id"][:8], "--follow")
-    assert followed.stdout.splitlines() == [str([str(path), "0", "--name", "x"]), "an error"]
+    follow_state = command("jobs", "logs", fleet, job["id"][:8], "--follow")
+    assert follow_state.stdout.splitlines() == [str([str(path), "0", "--name", "x"]), "an error"]
     assert command("jobs", "result", fleet, "scripted").stdout == "0\n"
     again = ["run", fleet, "--detach", "--name", "scripted", str(script), str(path), "5"]
     assert "--replace" in str(command(*again, code=1).exception)

@@ -60,7 +60,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _pod(server: Marketplace, path: str) -> Any:
     """https://docs.runpod.io/api-reference-v2/pods/get-a-pod, shortened."""
-    for n, pod in enumerate(server.world.standing("runpod_pod").values(), 1):
+    for n, pod in enumerate(server.world.existing("runpod_pod").values(), 1):
         if path == f"/v2/pods/{pod['id']}":
             ports: Any = [
                 {
@@ -110,7 +110,7 @@ def runpod(world: World) -> Iterator[tuple[Marketplace, dict[str, str]]]:
 
 def _instance(server: Marketplace, path: str) -> Any:
     """https://docs.vast.ai/api-reference/instances/show-instance, shortened."""
-    for n, instance in enumerate(server.world.standing("vastai_instance").values(), 1):
+    for n, instance in enumerate(server.world.existing("vastai_instance").values(), 1):
         if path == f"/api/v0/instances/{instance['id']}/?owner=me":
             asked = [name.rpartition(":")[2] for name in instance["env"] if name.startswith("-p ")]
             server.later -= 1

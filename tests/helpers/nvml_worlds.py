@@ -153,5 +153,5 @@ def at(gpu: Gpu, start: int) -> GpuInstance:
     return next(instance for instance in gpu.instances() if instance.start == start)
 
 
-def standing(gpu: Gpu) -> list[tuple[str, int, int]]:
+def existing(gpu: Gpu) -> list[tuple[str, int, int]]:
     return [(instance.profile.name, instance.start, instance.size) for instance in gpu.instances()]

@@ -143,10 +143,10 @@ def provider_configuration(folder: Path, source: str = "hashicorp/aws") -> Path 
 def mirror_configuration(folder: Path, mirror: Path, addresses: list[str]) -> Path:
     """A configuration of the terraform program, written to *folder*, that takes the providers *addresses* from *mirror*
     and all others from where they come otherwise."""
-    path, chosen = folder / "terraform.rc", json.dumps(addresses)
+    path, selected = folder / "terraform.rc", json.dumps(addresses)
     path.write_text(
         "provider_installation {\n"
-        f"  filesystem_mirror {{\n    path    = {json.dumps(str(mirror))}\n    include = {chosen}\n  }}\n"
-        f"  direct {{\n    exclude = {chosen}\n  }}\n}}\n"
+        f"  filesystem_mirror {{\n    path    = {json.dumps(str(mirror))}\n    include = {selected}\n  }}\n"
+        f"  direct {{\n    exclude = {selected}\n  }}\n}}\n"
     )
     return path

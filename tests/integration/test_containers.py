@@ -84,8 +84,8 @@ def test_two_containers_from_deploy_to_destroy(tmp_path: Path, clean: Engine) ->
         with open_pool(manifest) as pool:
             is_uploaded(pool)
         is_private(clean, manifest)
-        standing = made(clean)
-        assert deploy(here) == set() and made(clean) == standing
+        existing = made(clean)
+        assert deploy(here) == set() and made(clean) == existing
     finally:
         skyinfra(here, "destroy", "--auto-approve")
     assert not left(here) and not processes(here)
@@ -118,14 +118,14 @@ def test_what_is_killed_comes_back_and_what_is_declared_changes_no_more(tmp_path
         assert deploy(here) == {f"+ cpu {kind} cpu-{i}" for kind in ("node", "worker") for i in (1, 2)}
         declare(tmp_path, nodes=2)
         assert deploy(here) == {f"- cpu {kind} cpu-2" for kind in ("node", "worker")}
-        standing = made(clean)
-        assert standing["0"] == first["0"] and set(standing) == {"0", "1"}
+        existing = made(clean)
+        assert existing["0"] == first["0"] and set(existing) == {"0", "1"}
         prefix = manifest.nodes[0].id.removesuffix("-0")
         # One that is killed, and a head of which nothing is left.
         clean.run("kill", f"{prefix}-1")
-        assert deploy(here) == {"~ cpu worker cpu-1"} and made(clean) == standing
+        assert deploy(here) == {"~ cpu worker cpu-1"} and made(clean) == existing
         clean.run("rm", "-f", "-v", f"{prefix}-0")
-        assert deploy(here) == {"~ cpu head"} and made(clean)["1"] == standing["1"]
+        assert deploy(here) == {"~ cpu head"} and made(clean)["1"] == existing["1"]
         with open_pool(Project.find(here).stack("here").fleet("cpu")) as pool:
             is_uploaded(pool)
             assert pool.job("over").result(timeout=60) == 7
@@ -159,9 +159,9 @@ def test_commands_and_orphans(tmp_path: Path, clean: Engine) -> None:
             refused = skyinfra(here, command, "here/cpu", check=False)
             assert refused.returncode != 0 and words in refused.stderr
         # What that hint says: other containers, with the runner that is compiled now.
-        standing = made(clean)
+        existing = made(clean)
         deploy(here, "--replace", "module.cpu.terraform_data.delivered")
-        assert made(clean)["0"] != standing["0"]
+        assert made(clean)["0"] != existing["0"]
         (here / "main.py").write_text((here / "main.py").read_text().replace('"here"', '"there"'))
         shutil.rmtree(here / "cdktf.out")
         assert "skyinfra destroy here" in skyinfra(here, "plan").stderr

@@ -93,4 +93,4 @@ def test_a_stack_with_a_pool_at_each_place(bed: Bed) -> None:
     assert len({fleet["secret"] for fleet in fleets.values()}) == len(POOLS)
     assert json.loads(run("plan", "--json"))["changes"] == []
     run("destroy", "--auto-approve")
-    assert bed.world.standing() == {}
+    assert bed.world.existing() == {}

@@ -121,8 +121,8 @@ def test_a_group_for_spot_and_for_several_types(bed: Bed, runner: Path) -> None:
     assert template["scheduling"][0]["provisioning_model"] == "SPOT"
     assert "train-asg" in template["metadata"]["user-data"] and "skyinfra-layout" not in template["metadata"]
     assert group["target_size"] == 3
-    chosen = group["instance_flexibility_policy"][0]["instance_selections"]
-    assert {each["rank"]: each["machine_types"] for each in chosen} == {0: types[:1], 1: types[1:]}
+    selected = group["instance_flexibility_policy"][0]["instance_selections"]
+    assert {each["rank"]: each["machine_types"] for each in selected} == {0: types[:1], 1: types[1:]}
     # In place: the size, the layout; a new runner is for the nodes that come later.
     assert declare(bed, **{**spot, **GCP.layout, "node_count": 5}) == {
         f'{GOOGLE}{INSTANCE}.node["train-head"]': "update",
@@ -209,7 +209,7 @@ def test_the_interfaces_of_gpudirect(bed: Bed) -> None:
     assert host["source_tags"] == host["target_tags"] == instances(bed)["train-1"]["tags"] and not host["source_ranges"]
     assert bed.output("fleet")["nodes"][0]["address"].startswith("10.84.0.")
     bed.destroy()
-    assert bed.world.standing() == {}
+    assert bed.world.existing() == {}
 
 
 def test_the_network_is_closed_but_for_who_is_let_in(bed: Bed) -> None:
@@ -232,7 +232,7 @@ def test_the_network_is_closed_but_for_who_is_let_in(bed: Bed) -> None:
     own = "projects/p/regions/us-central1/subnetworks/mine"
     assert rules(subnetwork=own, network_tags=["inside"]) == {}
     assert instances(bed)["train-0"]["tags"] == ["inside"]
-    assert not bed.world.standing("google_compute_network") and not bed.world.standing("google_compute_router_nat")
+    assert not bed.world.existing("google_compute_network") and not bed.world.existing("google_compute_router_nat")
 
 
 def test_what_replaces_a_node(bed: Bed) -> None:

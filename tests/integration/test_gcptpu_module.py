@@ -105,7 +105,7 @@ def test_the_life_of_a_fleet(bed: Bed, tmp_path: Path) -> None:
     upgraded = bed.changes("-replace=module.train.module.google.terraform_data.runner[0]")
     assert {upgraded[f"module.train.{address}"] for address in nodes} == {"update"}
     bed.destroy()
-    assert bed.world.standing() == {}
+    assert bed.world.existing() == {}
     assert not any(fleet["secret"] in each for each in bed.printed)
 
 
@@ -126,7 +126,7 @@ def test_the_hosts_of_a_slice(bed: Bed) -> None:
     assert made["metadata"]["startup-script"].startswith("#!/bin/sh\n# train-0 10.84.0.")
     assert bed.output("slices") == {"train-0": [each["ip_address"] for each in addresses]}
     bed.destroy()
-    assert bed.world.standing() == {}
+    assert bed.world.existing() == {}
 
 
 @pytest.mark.parametrize(

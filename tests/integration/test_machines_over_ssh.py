@@ -166,7 +166,7 @@ def test_a_machine_that_is_gone_hinders_no_destroy(bed: Bed, machines: Path) -> 
         (machines / f"{address}.off").write_text("ssh: connect: No route to host\n" * 100)
     done(machines)
     bed.destroy()
-    assert bed.world.standing() == {} and not (machines / "calls").exists()
+    assert bed.world.existing() == {} and not (machines / "calls").exists()
 
 
 @pytest.mark.slow
@@ -202,8 +202,8 @@ def test_infiniband_connects_the_nodes_of_an_availability_set(bed: Bed) -> None:
     given = {"machine_types": ["Standard_ND96isr_H100_v5"], "infiniband": True}
     declare(bed, AZURE, **given)
     bed.apply()
-    [placed] = bed.world.standing("azurerm_availability_set").values()
-    machines = bed.world.standing("azurerm_linux_virtual_machine").values()
+    [placed] = bed.world.existing("azurerm_availability_set").values()
+    machines = bed.world.existing("azurerm_linux_virtual_machine").values()
     assert [each["availability_set_id"] for each in machines] == [placed["id"]] * 2 and bed.changes() == {}
     for wrong in ({"machine_types": ["Standard_NC40ads_H100_v5"]}, {"spot": True}, {"zone": "1"}):
         declare(bed, AZURE, **{**given, **wrong})
@@ -217,18 +217,18 @@ def test_a_machine_that_was_left_outside_of_the_state_stops_the_apply_and_no_oth
     said = ("AllocationFailed: Allocation failed.", "already exists - to be managed via Terraform this resource needs")
     bed.world.fail(Failure("create", kind, said[0], which, leaves="outside", times=1))
     assert said[0] in bed.apply(code=1)
-    assert len(bed.world.standing(kind)) == 2
+    assert len(bed.world.existing(kind)) == 2
     [head] = [
-        each["virtual_machine_id"] for each in bed.world.standing(kind).values() if each["computer_name"] == "train-0"
+        each["virtual_machine_id"] for each in bed.world.existing(kind).values() if each["computer_name"] == "train-0"
     ]
     bed.world.fail(Failure("create", kind, said[1], which, times=1))
     assert said[1] in bed.apply(code=1)
     # It is deleted by hand.
-    [left] = [file for file, each in bed.world.standing(kind).items() if each["computer_name"] == "train-1"]
+    [left] = [file for file, each in bed.world.existing(kind).items() if each["computer_name"] == "train-1"]
     (bed.world.folder / left).unlink()
     bed.apply()
     assert bed.output("fleet")["nodes"][0]["id"] == head
-    assert len(bed.world.standing(kind)) == 2 and bed.changes() == {}
+    assert len(bed.world.existing(kind)) == 2 and bed.changes() == {}
 
 
 @clouds(LAMBDA)
@@ -255,14 +255,14 @@ def test_a_firewall_that_lets_nobody_reach_the_scheduler_is_said(bed: Bed) -> No
 def test_a_machine_that_has_no_address_yet_is_waited_for_and_can_be_destroyed(bed: Bed) -> None:
     bed.world.answer("verda_instance", {"ip": None})
     assert "train-0 has no address yet" in bed.apply(code=1)
-    for file, each in bed.world.standing("verda_instance").items():
+    for file, each in bed.world.existing("verda_instance").items():
         (bed.world.folder / file).write_text(json.dumps({**each, "ip": f"192.0.2.{each['id'].rpartition('-')[2]}"}))
     bed.apply()
     assert bed.changes() == {}
-    for file, each in bed.world.standing("verda_instance").items():
+    for file, each in bed.world.existing("verda_instance").items():
         (bed.world.folder / file).write_text(json.dumps({**each, "ip": None}))
     bed.destroy()
-    assert bed.world.standing() == {}
+    assert bed.world.existing() == {}
 
 
 @clouds(VERDA)
@@ -276,7 +276,7 @@ def test_a_startup_script_gives_the_key_and_the_disk_goes_with_the_machine(bed: 
 
 
 def _lose(bed: Bed, name: str) -> None:
-    [file] = [file for file, each in bed.world.standing("digitalocean_droplet").items() if each["name"] == name]
+    [file] = [file for file, each in bed.world.existing("digitalocean_droplet").items() if each["name"] == name]
     (bed.world.folder / file).unlink()
 
 

@@ -59,7 +59,7 @@ class Rented:
     def run(self) -> None:
         """Starts what is rented, until `over`."""
         while not self.over.wait(0.2):
-            for file, asked in zip(self.world.standing(self.kind), self.world.asked(self.kind), strict=False):
+            for file, asked in zip(self.world.existing(self.kind), self.world.asked(self.kind), strict=False):
                 if file not in self.started:
                     self._start(asked)
                     self.started[file] = asked["name" if self.kind == "runpod_pod" else "label"]
@@ -82,7 +82,7 @@ class Rented:
 
     def answer(self, server: Marketplace, path: str) -> Any:
         """What the API says of a pod, or of an instance."""
-        for file, made in self.world.standing(self.kind).items():
+        for file, made in self.world.existing(self.kind).items():
             if f"/{made['id']}" in path and file in self.started:
                 port = self.port(self.started[file])
                 if self.kind == "runpod_pod":
@@ -152,7 +152,7 @@ def market(folder: Path, engine: Engine, provider: str, kind: str, environment: 
             rented.over.set()
             engine.run("rm", "-f", "-a", "-v", "-t", "0")
             engine.run("network", "rm", "market")
-        assert bed.world.standing() == {}
+        assert bed.world.existing() == {}
 
 
 def test_pods_of_runpod(tmp_path: Path, clean: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

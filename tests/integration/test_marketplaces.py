@@ -115,7 +115,7 @@ def test_a_head_that_ends_is_said(case: ModuleCase, market: tuple[Bed, Marketpla
     declare(bed, case, wait_seconds=1)
     assert "no public port for 8786 within 1 s" in bed.apply(code=1)
     bed.destroy()
-    assert bed.world.standing() == {}
+    assert bed.world.existing() == {}
 
 
 def test_a_key_that_is_missing_is_said(market: tuple[Bed, Marketplace]) -> None:

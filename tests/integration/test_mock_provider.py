@@ -104,14 +104,14 @@ def test_a_fleet_from_its_plan_to_its_end(bed: Bed) -> None:
     assert bed.changes() == {}
 
     # Behind Terraform's back: one is taken away, one is changed.
-    taken, other = bed.world.standing("digitalocean_droplet").items()
+    taken, other = bed.world.existing("digitalocean_droplet").items()
     (bed.world.folder / taken[0]).unlink()
     (bed.world.folder / other[0]).write_text(json.dumps({**other[1], "size": "s-1vcpu-1gb"}))
     assert sorted(bed.changes().values()) == ["create", "update", "update"]
     bed.apply()
     assert bed.changes() == {}
     bed.destroy()
-    assert bed.world.standing() == {}
+    assert bed.world.existing() == {}
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_what_a_provider_leaves_unknown_is_an_error(tmp_path: Path) -> None:
         said = bed.apply(code=1)
         assert "still indicated an unknown value for vastai_instance.use_jupyter_lab" in said
         # It stands, and is known.
-        assert len(bed.world.standing("vastai_instance")) == 1
+        assert len(bed.world.existing("vastai_instance")) == 1
         assert bed.changes() == {"vastai_instance.head": "replace"}
 
 
@@ -207,7 +207,7 @@ def test_a_provider_may_not_bear_that_something_is_gone(tmp_path: Path) -> None:
         bed.write(_sample("lambdalabs"))
         bed.run("init", "-no-color")
         bed.apply()
-        [file] = bed.world.standing("lambdalabs_instance")
+        [file] = bed.world.existing("lambdalabs_instance")
         (bed.world.folder / file).unlink()
         assert "Could not find Lambdalabs SSH Key ID" in bed.run("plan", "-no-color", code=1)
         bed.run("state", "rm", "lambdalabs_instance.head")
@@ -231,7 +231,7 @@ def test_a_create_that_fails_leaves_what_the_real_one_would(bed: Bed) -> None:
     bed.world.fail(failed)
     assert says in bed.apply("-parallelism=1", code=1)
     # What was made before stands, and is known.
-    assert len(bed.world.standing("digitalocean_droplet")) == 1
+    assert len(bed.world.existing("digitalocean_droplet")) == 1
     assert sorted(bed.changes()) == ["digitalocean_droplet.node[1]", "digitalocean_firewall.this"]
 
     bed.world.fail(Failure("create", "digitalocean_droplet", "timed out", leaves="tainted", times=1))
@@ -240,14 +240,14 @@ def test_a_create_that_fails_leaves_what_the_real_one_would(bed: Bed) -> None:
     bed.apply()
     bed.world.fail(Failure("delete", "digitalocean_droplet", "still busy", times=1))
     assert "still busy" in bed.destroy(code=1)
-    assert len(bed.world.standing("digitalocean_droplet")) == 1
+    assert len(bed.world.existing("digitalocean_droplet")) == 1
     bed.destroy()
 
     bed.world.fail(Failure("create", "digitalocean_droplet", "no answer", leaves="outside", times=1))
     bed.apply(code=1)
     bed.destroy()
     # Nobody knows of it any more.
-    assert list(bed.world.standing()) != [] and "digitalocean_droplet" in next(iter(bed.world.standing()))
+    assert list(bed.world.existing()) != [] and "digitalocean_droplet" in next(iter(bed.world.existing()))
 
 
 def test_what_the_cloud_refuses_is_refused_at_create(bed: Bed) -> None:
@@ -309,7 +309,7 @@ def test_a_framework_provider_with_nested_attributes(verda: Bed) -> None:
     bed.write(FRAMEWORK.replace("size = 50", "size = 60"))
     assert bed.changes() == {"verda_instance.head": "replace"}
     bed.destroy()
-    assert bed.world.standing() == {}
+    assert bed.world.existing() == {}
     bed.write(FRAMEWORK.replace("size = 50", "sise = 50"))
     assert 'attribute "size" is required' in bed.run("validate", "-no-color", code=1)
 
@@ -376,7 +376,7 @@ def test_a_machine_of_each_provider(name: str, tmp_path: Path) -> None:
             bed.write(text.replace(change.before, change.after))
             assert bed.changes() == change.does
         bed.destroy()
-        assert bed.world.standing() == {}
+        assert bed.world.existing() == {}
 
 
 def test_terraform_takes_every_schema(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def test_the_life_of_a_fleet(case: ModuleCase, bed: Bed) -> None:
     assert nodes(1).items() < two.items()
 
     bed.destroy()
-    assert bed.world.standing() == {} and not (bed.folder / ".skyinfra").exists()
+    assert bed.world.existing() == {} and not (bed.folder / ".skyinfra").exists()
     until(lambda: not processes(bed.folder))
     assert len(secrets) == 1 and len(min(secrets)) >= 32
     assert not any(secret in printed for secret in secrets for printed in bed.printed)

@@ -58,7 +58,7 @@ def test_keys_of_the_account_that_the_provider_cannot_read_stop_the_plan(bed: Be
     says = "Could not list SSH keys: listing SSH keys: decoding response body: json: cannot unmarshal string"
     bed.world.fail(Failure("read", "data.vastai_ssh_keys", says))
     said = bed.apply(code=1)
-    assert says in said and bed.world.standing("vastai_instance") == {}
+    assert says in said and bed.world.existing("vastai_instance") == {}
     [found] = refusals([("module.train.vastai_instance.head", said)])
     assert found.cause == "CloudRefused" and "manage-keys" in found.hint
 

@@ -16,7 +16,7 @@ MAY = {
     "doctor/vendors.py": "partition modes of AMD GPUs",
     "gpu/exports.py": "the names of MIG devices, those of compute instances among them",
     "gpu/transition.py": "the places of each profile, of which the device is asked",
-    "head/following.py": "layouts that follow the work have no compute instances",
+    "head/workload_layouts.py": "layouts that follow the work have no compute instances",
     "mig/advice.py": "what tasks ask for",
     "mig/drawing.py": "slices and memory of GPU instances",
     "mig/drivers.py": "the oldest driver is that of the GPU instances",

@@ -116,23 +116,25 @@ def test_a_change_of_sharing_destroys_what_it_must(name: str) -> None:
             for used in (None, *stood):
                 in_use = [] if used is None else [(start, used.start)]
                 desired = (mig.Placement(name, start, profile.size or 0, compute=divide(profile, after) or ()),)
-                (chosen,) = mig.rearranged(desired, layout(stood), H100, in_use=in_use)
-                assert chosen.kind == (name, after) and not compute_refusal(profile, chosen.compute)
+                (selected,) = mig.rearranged(desired, layout(stood), H100, in_use=in_use)
+                assert selected.kind == (name, after) and not compute_refusal(profile, selected.compute)
                 costs = [((used not in way) if used else 0, len({*stood} - {*way})) for way in ways[after]]
-                assert ((used not in chosen.compute) if used else 0, len({*stood} - {*chosen.compute})) == min(costs)
+                assert ((used not in selected.compute) if used else 0, len({*stood} - {*selected.compute})) == min(
+                    costs
+                )
 
 
 def test_a_gpu_instance_stays_where_its_compute_instances_change() -> None:
-    standing = place("1c.3g.40gb*3+2g.20gb")
-    after = mig.rearranged(place("2c.3g.40gb+1c.3g.40gb+1g.10gb*2"), standing, H100, in_use=[(4, 2)])
-    assert {(p.profile, p.start) for p in standing} & {(p.profile, p.start) for p in after} == {("3g.40gb", 4)}
+    existing = place("1c.3g.40gb*3+2g.20gb")
+    after = mig.rearranged(place("2c.3g.40gb+1c.3g.40gb+1g.10gb*2"), existing, H100, in_use=[(4, 2)])
+    assert {(p.profile, p.start) for p in existing} & {(p.profile, p.start) for p in after} == {("3g.40gb", 4)}
     assert after[-1].compute == (Compute(0, 2), Compute(2, 1))
 
 
 def test_the_sharing_goes_where_nothing_is_in_use() -> None:
-    standing, desired = place("3g.40gb*2"), place("3g.40gb+1c.3g.40gb*3")
+    existing, desired = place("3g.40gb*2"), place("3g.40gb+1c.3g.40gb*3")
     for used, divided in ((0, 4), (4, 0)):
-        after = mig.rearranged(desired, standing, H100, in_use=[used])
+        after = mig.rearranged(desired, existing, H100, in_use=[used])
         assert [each.start for each in after if each.compute] == [divided]
 
 

@@ -23,11 +23,11 @@ NOW = 10_000.0
 
 
 def gpu(layout: str, *, used: float = 0.0, changed: float = -math.inf, node: str = "n", index: int = 0) -> Gpu:
-    standing = mig.resolve(layout, H100, 1)[0]
-    return Gpu(node, index, standing, (used,) * len(standing), changed)
+    existing = mig.resolve(layout, H100, 1)[0]
+    return Gpu(node, index, existing, (used,) * len(existing), changed)
 
 
-def chosen(queue: list[Want], gpus: list[Gpu], *, keep: str | None = None, idle: float = 300.0) -> list[str]:
+def selected(queue: list[Want], gpus: list[Gpu], *, keep: str | None = None, idle: float = 300.0) -> list[str]:
     return [each.layout for each in choose(Follow(AMONG, idle_seconds=idle, keep=keep), H100, queue, gpus, NOW)]
 
 
@@ -39,9 +39,9 @@ def test_a_gpu_without_work_takes_the_layout_that_the_queue_asks_for():
     (change,) = choose(Follow(AMONG), H100, [waits(2, "3g.40gb", since=NOW - 12)], [gpu("1g.10gb*7")], NOW)
     why = "2 tasks for 3g.40gb waited up to 12 s, and no idle slot takes them; 1g.10gb*7 had no task for 300 s"
     assert change == Change("n", 0, "1g.10gb*7", "3g.40gb*2", why)
-    assert chosen([waits(1, memory_gb=41)], [gpu("1g.10gb*7")]) == ["7g.80gb"]
-    assert chosen([waits(9)], [gpu("7g.80gb")]) == ["1g.10gb*7"], "tasks that any slot takes"
-    assert chosen([waits(1, "1g.10gb"), waits(1, "4g.40gb")], [gpu("7g.80gb")]) == ["4g.40gb+1g.10gb*3"]
+    assert selected([waits(1, memory_gb=41)], [gpu("1g.10gb*7")]) == ["7g.80gb"]
+    assert selected([waits(9)], [gpu("7g.80gb")]) == ["1g.10gb*7"], "tasks that any slot takes"
+    assert selected([waits(1, "1g.10gb"), waits(1, "4g.40gb")], [gpu("7g.80gb")]) == ["4g.40gb+1g.10gb*3"]
 
 
 @pytest.mark.parametrize(
@@ -60,23 +60,23 @@ def test_a_gpu_without_work_takes_the_layout_that_the_queue_asks_for():
     ids=["no queue", "stands", "fits", "not among", "in use", "used", "changed", "whole", "comes already"],
 )
 def test_nothing_changes(queue: list[Want], gpus: list[Gpu]):
-    assert chosen(queue, gpus) == []
+    assert selected(queue, gpus) == []
 
 
 def test_only_what_is_idle_goes():
     """A 1g is in use at one end of the GPU: the 3g comes where nothing is, the other partitions stay."""
-    standing = gpu("1g.10gb*7").standing
-    used = tuple(math.inf if place.start == 6 else 0.0 for place in standing)
+    existing = gpu("1g.10gb*7").existing
+    used = tuple(math.inf if place.start == 6 else 0.0 for place in existing)
     layouts = Follow(["3g.40gb+1g.10gb*3", "1g.10gb*7"])
-    (change,) = choose(layouts, H100, [waits(1, "3g.40gb")], [Gpu("n", 0, standing, used)], NOW)
+    (change,) = choose(layouts, H100, [waits(1, "3g.40gb")], [Gpu("n", 0, existing, used)], NOW)
     assert change.why.endswith("1g.10gb*4 had no task for 300 s")
 
 
 def test_those_that_wait_long_are_not_passed_over():
     queue = [waits(7, "1g.10gb"), waits(1, "7g.80gb")]
-    assert chosen(queue, [gpu("3g.40gb*2")]) == ["1g.10gb*7"]
+    assert selected(queue, [gpu("3g.40gb*2")]) == ["1g.10gb*7"]
     queue = [waits(7, "1g.10gb"), waits(1, "7g.80gb", since=NOW - 2000)]
-    assert chosen(queue, [gpu("3g.40gb*2")]) == ["7g.80gb"]
+    assert selected(queue, [gpu("3g.40gb*2")]) == ["7g.80gb"]
 
 
 def test_the_change_that_destroys_less_is_taken():
@@ -95,10 +95,10 @@ def test_each_gpu_changes_once_and_no_more_than_are_needed():
 def test_what_is_kept_stays():
     gpus = [gpu("1g.10gb*7"), gpu("1g.10gb*7", index=1)]
     queue = [waits(2, "7g.80gb")]
-    assert chosen(queue, gpus) == ["7g.80gb"] * 2
-    assert chosen(queue, gpus, keep="1g.10gb*2") == ["7g.80gb"]
-    assert chosen(queue, gpus, keep="1g.10gb*8") == []
-    assert chosen(queue, [gpu("3g.40gb*2")], keep="1g.10gb*8") == ["7g.80gb"], "there are none to keep"
+    assert selected(queue, gpus) == ["7g.80gb"] * 2
+    assert selected(queue, gpus, keep="1g.10gb*2") == ["7g.80gb"]
+    assert selected(queue, gpus, keep="1g.10gb*8") == []
+    assert selected(queue, [gpu("3g.40gb*2")], keep="1g.10gb*8") == ["7g.80gb"], "there are none to keep"
 
 
 def test_what_cannot_be_declared():
@@ -127,10 +127,10 @@ def fleets(draw: st.DrawFn) -> list[Gpu]:
             coming = draw(st.sampled_from([(), ("7g.80gb",), ("1g.10gb",) * 7]))
             gpus.append(Gpu("n", index, (), (), draw(times), coming))
             continue
-        standing = draw(st.sampled_from(STANDING))
-        used = tuple(draw(times) for _ in standing)
+        existing = draw(st.sampled_from(STANDING))
+        used = tuple(draw(times) for _ in existing)
         changed = draw(st.one_of(st.just(-math.inf), st.floats(NOW - 700, NOW)))
-        gpus.append(Gpu("n", index, standing, used, changed))
+        gpus.append(Gpu("n", index, existing, used, changed))
     return gpus
 
 
@@ -149,23 +149,23 @@ def test_whatever_stands_and_waits(gpus: list[Gpu], queue: list[Want], idle: flo
     changes = choose(policy, H100, queue, gpus, NOW)
     assert changes == choose(policy, H100, queue, gpus, NOW), "the same every time"
     assert len({(each.node, each.index) for each in changes}) == len(changes)
-    after = {each.index: each.standing for each in gpus}
+    after = {each.index: each.existing for each in gpus}
     for change in changes:
         before = gpus[change.index]
         assert change.layout in AMONG
-        assert before.standing and not before.coming, "whole, or a change is not done"
+        assert before.existing and not before.coming, "whole, or a change is not done"
         assert NOW - before.changed >= idle, "hysteresis"
-        recent = {p.start for p, at in zip(before.standing, before.used, strict=True) if NOW - at < idle}
-        busy = {p.start for p, at in zip(before.standing, before.used, strict=True) if at == math.inf}
+        recent = {p.start for p, at in zip(before.existing, before.used, strict=True) if NOW - at < idle}
+        busy = {p.start for p, at in zip(before.existing, before.used, strict=True) if at == math.inf}
         layout = mig.resolve(change.layout, H100, 1)[0]
-        after[change.index] = mig.rearranged(layout, before.standing, H100, in_use=busy | recent)
-        gone = {place.start for place in before.standing if place not in after[change.index]}
+        after[change.index] = mig.rearranged(layout, before.existing, H100, in_use=busy | recent)
+        gone = {place.start for place in before.existing if place not in after[change.index]}
         assert not gone & (busy | recent), "in use, or had a task a moment ago"
         assert any(want.since for want in queue), "nothing waits"
     if keep:
         count = lambda layouts: sum(place.profile == "1g.10gb" for layout in layouts for place in layout)  # noqa: E731
         coming = sum(name == "1g.10gb" for each in gpus for name in each.coming)
-        had = count(each.standing for each in gpus)
+        had = count(each.existing for each in gpus)
         assert count(after.values()) + coming >= min(3, had + coming)
 
 
@@ -180,8 +180,8 @@ def test_what_was_chosen_is_enough(gpus: list[Gpu], queue: list[Want]):
         if text is None:
             done.append(each)
             continue
-        busy = {p.start for p, at in zip(each.standing, each.used, strict=True) if at == math.inf}
-        layout = mig.rearranged(mig.resolve(text, H100, 1)[0], each.standing, H100, in_use=busy)
+        busy = {p.start for p, at in zip(each.existing, each.used, strict=True) if at == math.inf}
+        layout = mig.rearranged(mig.resolve(text, H100, 1)[0], each.existing, H100, in_use=busy)
         done.append(Gpu(each.node, each.index, layout, tuple(math.inf if p.start in busy else 0.0 for p in layout)))
     assert choose(policy, H100, queue, done, NOW) == ()
 

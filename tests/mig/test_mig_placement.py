@@ -112,8 +112,8 @@ def _feasible(geometry: mig.Geometry, wanted: Counter[str]) -> bool:
     starts = {p.name: [(s, p.size or 0) for s in p.starts or ()] for p in geometry.profiles}
     choices = [itertools.combinations(starts[name], count) for name, count in wanted.items()]
     return any(
-        legal([mig.Placement(n, *at) for n, ats in zip(wanted, chosen, strict=True) for at in ats], geometry)
-        for chosen in itertools.product(*choices)
+        legal([mig.Placement(n, *at) for n, ats in zip(wanted, selected, strict=True) for at in ats], geometry)
+        for selected in itertools.product(*choices)
     )
 
 

@@ -34,20 +34,20 @@ def test_all_pairs_destroy_what_any_placement_must(model: str) -> None:
     known = by_profiles(geometry)
     pairs = destroyed = 0
     for before, after in itertools.permutations(known, 2):
-        standing, desired = mig.place(before, geometry), mig.place(after, geometry)
+        existing, desired = mig.place(before, geometry), mig.place(after, geometry)
         ways = [places(way) for way in known[after]]
-        chosen = mig.rearranged(desired, standing, geometry)
-        assert Counter(each.profile for each in chosen) == Counter(after)
-        assert places(chosen) in ways
-        gone = places(standing) - places(chosen)
-        assert len(gone) == min(len(places(standing) - way) for way in ways)
+        selected = mig.rearranged(desired, existing, geometry)
+        assert Counter(each.profile for each in selected) == Counter(after)
+        assert places(selected) in ways
+        gone = places(existing) - places(selected)
+        assert len(gone) == min(len(places(existing) - way) for way in ways)
         pairs, destroyed = pairs + 1, destroyed + len(gone)
-        for used in standing:
-            chosen = mig.rearranged(desired, standing, geometry, in_use={used.start})
+        for used in existing:
+            selected = mig.rearranged(desired, existing, geometry, in_use={used.start})
             place = (used.profile, used.start, used.size)
             kept = [way for way in ways if place in way] or ways
-            assert (place in places(chosen)) == any(place in way for way in ways)
-            assert len(places(standing) - places(chosen)) == min(len(places(standing) - way) for way in kept)
+            assert (place in places(selected)) == any(place in way for way in ways)
+            assert len(places(existing) - places(selected)) == min(len(places(existing) - way) for way in kept)
     if model == "h100_80gb":
         # Placing the desired profiles as on an empty GPU destroys more.
         exact = sum(
@@ -61,10 +61,10 @@ def test_all_pairs_destroy_what_any_placement_must(model: str) -> None:
 def test_a_gpu_that_has_the_profiles_stays_as_it_is() -> None:
     states = 0
     for ways in by_profiles(H100).values():
-        for standing in ways:
-            desired = mig.place([each.profile for each in standing], H100)
-            assert places(mig.rearranged(desired, standing, H100)) == places(standing)
-            assert places(mig.rearranged(desired, standing, None)) == places(standing)
+        for existing in ways:
+            desired = mig.place([each.profile for each in existing], H100)
+            assert places(mig.rearranged(desired, existing, H100)) == places(existing)
+            assert places(mig.rearranged(desired, existing, None)) == places(existing)
             states += 1
     assert states == 297
 
@@ -92,21 +92,21 @@ def test_three_slices_leave_room_for_one_more() -> None:
 
 
 def test_an_addition_leaves_the_partition_in_use() -> None:
-    standing = mig.place(["1g.10gb"] * 3, H100)
+    existing = mig.place(["1g.10gb"] * 3, H100)
     desired = mig.place(["3g.40gb", *["1g.10gb"] * 3], H100)
-    chosen = mig.rearranged(desired, standing, H100, in_use={standing[1].start})
-    assert places(standing) < places(chosen)
+    selected = mig.rearranged(desired, existing, H100, in_use={existing[1].start})
+    assert places(existing) < places(selected)
 
 
 def test_an_explicit_place_is_kept_to() -> None:
     (layout,) = mig.resolve("3g.40gb@0+1g.10gb", H100, 1)
     assert ("3g.40gb", 0, True) in [(each.profile, each.start, each.fixed) for each in layout]
-    standing = mig.place(["3g.40gb", "1g.10gb"], H100)
-    assert ("3g.40gb", 4, 4) in places(standing)
-    chosen = mig.rearranged(layout, standing, H100)
-    assert ("3g.40gb", 0, 4) in places(chosen)
-    assert [each.fixed for each in chosen if each.profile == "3g.40gb"] == [True]
-    assert places(mig.rearranged(layout, standing, None)) == places(layout)
+    existing = mig.place(["3g.40gb", "1g.10gb"], H100)
+    assert ("3g.40gb", 4, 4) in places(existing)
+    selected = mig.rearranged(layout, existing, H100)
+    assert ("3g.40gb", 0, 4) in places(selected)
+    assert [each.fixed for each in selected if each.profile == "3g.40gb"] == [True]
+    assert places(mig.rearranged(layout, existing, None)) == places(layout)
     adopted = mig.rearranged(layout, mig.resolve("3g.40gb@0+1g.10gb@6", H100, 1)[0], H100)
     assert places(adopted) == {("3g.40gb", 0, 4), ("1g.10gb", 6, 1)}
 

@@ -117,9 +117,9 @@ def test_the_profile_for_a_size_has_it_and_none_smaller_does(model: str, size: s
         with pytest.raises(UnknownProfile):
             mig.parse([size], geometry)
         return
-    chosen = geometry.profile(mig.parse([size], geometry)[0])
-    assert chosen in enough
-    assert not any((p.memory_gb, p.compute_slices) < (chosen.memory_gb, chosen.compute_slices) for p in enough)
+    selected = geometry.profile(mig.parse([size], geometry)[0])
+    assert selected in enough
+    assert not any((p.memory_gb, p.compute_slices) < (selected.memory_gb, selected.compute_slices) for p in enough)
 
 
 @pytest.mark.parametrize(

@@ -168,7 +168,7 @@ class Service(rpc.ProviderServicer):  # type: ignore[misc]
         """Which resource of its type it is. Terraform keeps that beside the state, but for the end of a tainted one."""
         if private:
             return int(json.loads(private)["n"])
-        same = [name for name, value in self.world.standing(kind).items() if value.get("id") == state.get("id")]
+        same = [name for name, value in self.world.existing(kind).items() if value.get("id") == state.get("id")]
         return int(same[0].split(".")[1]) if len(same) == 1 else 0
 
     def ImportResourceState(self, request: Any, context: Any) -> Any:  # noqa: N802

@@ -83,12 +83,12 @@ class World:
 
     def asked(self, kind: str) -> list[dict[str, Any]]:
         """How each resource of a type that stands was declared, with what its state hides."""
-        return [self._read(f"asked.{name.removesuffix('.json')}", {}) for name in self.standing(kind)]
+        return [self._read(f"asked.{name.removesuffix('.json')}", {}) for name in self.existing(kind)]
 
     def remove(self, kind: str, n: int) -> None:
         self.path(kind, n).unlink(missing_ok=True)
 
-    def standing(self, kind: str = "*") -> dict[str, dict[str, Any]]:
+    def existing(self, kind: str = "*") -> dict[str, dict[str, Any]]:
         """All resources that stand, of one type or of all, by the names of their files."""
         return {path.name: json.loads(path.read_text()) for path in sorted(self.folder.glob(f"{kind}.*.json"))}
 

@@ -54,10 +54,10 @@ def _launch_first(group: Any, number: int, tags: dict[str, str]) -> Any | None:
 
 
 def _request(group: Any, override: dict[str, Any], subnet: str, tags: dict[str, str]) -> dict[str, Any]:
-    chosen = override["LaunchTemplateSpecification"]
-    version = group.ec2_backend._get_template_from_args(chosen)
+    selected = override["LaunchTemplateSpecification"]
+    version = group.ec2_backend._get_template_from_args(selected)
     request: dict[str, Any] = {
-        "LaunchTemplate": chosen,
+        "LaunchTemplate": selected,
         "InstanceType": override.get("InstanceType") or version.instance_type,
         "TagSpecifications": [
             {

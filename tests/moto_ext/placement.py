@@ -58,8 +58,8 @@ def describe_placement_groups(self: Any) -> ActionResult:
     for name in names:
         find(self.ec2_backend, name)
     found = placement_groups(self.ec2_backend).values()
-    chosen = [g for g in found if (not names or g.name in names) and (not ids or g.id in ids)]
-    return ActionResult({"PlacementGroups": [group.describe() for group in chosen]})
+    selected = [g for g in found if (not names or g.name in names) and (not ids or g.id in ids)]
+    return ActionResult({"PlacementGroups": [group.describe() for group in selected]})
 
 
 def delete_placement_group(self: Any) -> EmptyResult:

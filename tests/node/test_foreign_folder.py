@@ -115,13 +115,13 @@ def test_a_reboot_that_was_remembered_but_never_asked_for_is_asked_for(folder: P
 @pytest.mark.parametrize("command", ["stop", "boot", "watchdog"])
 def test_root_signals_no_process_that_another_account_chose(folder: Path, command: str) -> None:
     directory = NodeDirectory(folder)
-    chosen = subprocess.Popen(["sleep", "600"])
+    selected = subprocess.Popen(["sleep", "600"])
     try:
         with directory.lock_file.open("a") as lock, directory.watchdog_file.open("a") as watchdog:
             for stream in (lock, watchdog):
                 fcntl.flock(stream, fcntl.LOCK_EX)
             for file in (directory.pid_file, directory.watchdog_file):
-                file.write_text(f"{chosen.pid}\n")
+                file.write_text(f"{selected.pid}\n")
             os.chown(folder, 65534, 65534)
             with pytest.raises(StateDirectoryError, match=r"\(.+, user root\), which is not of the folder's owner"):
                 if command == "stop":
@@ -130,10 +130,10 @@ def test_root_signals_no_process_that_another_account_chose(folder: Path, comman
                     directory.holder()
                 else:
                     watchdog_module.end(directory)
-        assert chosen.poll() is None
+        assert selected.poll() is None
     finally:
-        chosen.kill()
-        chosen.wait()
+        selected.kill()
+        selected.wait()
 
 
 @pytest.fixture

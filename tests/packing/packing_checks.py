@@ -111,16 +111,16 @@ def cheapest(
 
     up_to: cost and number beyond which nothing is tried. None where nothing holds the demand.
     """
-    sets = [chosen for number in range(1, machines + 1) for chosen in combinations_with_replacement(offers, number)]
+    sets = [selected for number in range(1, machines + 1) for selected in combinations_with_replacement(offers, number)]
     priced = (
         (sum((Decimal(str(each.on_demand.usd_per_hour)) for each in one if each.on_demand), Decimal(0)), one)
         for one in sets
     )
-    for cost, chosen in sorted(priced, key=lambda each: (each[0], len(each[1]))):
-        if (cost, len(chosen)) > up_to:
+    for cost, selected in sorted(priced, key=lambda each: (each[0], len(each[1]))):
+        if (cost, len(selected)) > up_to:
             return None
-        if holds(chosen, wanted, exact=exact):
-            return cost, len(chosen)
+        if holds(selected, wanted, exact=exact):
+            return cost, len(selected)
     return None
 
 
@@ -128,10 +128,10 @@ def _cost(machines: Sequence[Offer]) -> Decimal:
     return sum((Decimal(str(each.on_demand.usd_per_hour)) for each in machines if each.on_demand), Decimal(0))
 
 
-def holds(chosen: Sequence[Offer], wanted: dict[str, int], *, exact: bool) -> bool:
+def holds(selected: Sequence[Offer], wanted: dict[str, int], *, exact: bool) -> bool:
     """Whether the machines hold the demand with some layouts."""
     names = tuple(wanted)
-    gpus = sorted(((offer, model_of(offer)) for offer in chosen for _ in range(offer.count)), key=lambda g: str(g))
+    gpus = sorted(((offer, model_of(offer)) for offer in selected for _ in range(offer.count)), key=lambda g: str(g))
 
     @cache
     def rest_holds(index: int, left: tuple[int, ...]) -> bool:

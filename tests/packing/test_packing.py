@@ -80,11 +80,11 @@ def test_packings_of_the_shipped_offers(
 @st.composite
 def small_problems(draw: st.DrawFn) -> tuple[list[Offer], dict[str, int]]:
     kinds = [("A30", 24), ("A100", 40), ("RTX PRO 6000", 96), ("L4", 24), ("T4", 16)]
-    chosen = draw(st.lists(st.tuples(st.sampled_from(kinds), st.integers(1, 2)), min_size=1, max_size=3))
-    cents = draw(st.lists(st.integers(20, 400), min_size=len(chosen), max_size=len(chosen)))
+    selected = draw(st.lists(st.tuples(st.sampled_from(kinds), st.integers(1, 2)), min_size=1, max_size=3))
+    cents = draw(st.lists(st.integers(20, 400), min_size=len(selected), max_size=len(selected)))
     offers = [
         machine(f"m{index}", name, memory, count, usd / 100)
-        for index, (((name, memory), count), usd) in enumerate(zip(chosen, cents, strict=True))
+        for index, (((name, memory), count), usd) in enumerate(zip(selected, cents, strict=True))
     ]
     wanted = draw(st.dictionaries(st.sampled_from(NAMES + SIZES), st.integers(1, 5), min_size=1, max_size=3))
     return offers, wanted

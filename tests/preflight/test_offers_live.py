@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from skyinfra import offers
 from skyinfra.cli.app import app
 from skyinfra.offers import Offer, Price
-from skyinfra.preflight.live import Live, look_up
+from skyinfra.preflight.live_offers import Live, look_up
 
 KEY = "k3y-of-t3sts"
 TODAY = datetime.now(UTC).strftime("%Y-%m-%d")
@@ -236,7 +236,7 @@ def test_a_provider_that_does_not_answer_keeps_no_process_alive() -> None:
     """The program ends when the command does, though a thread still waits for an answer."""
     program = (
         "import sys\n"
-        "from skyinfra.preflight.asking import at_once\n"
+        "from skyinfra.preflight.rest import at_once\n"
         "import time\n"
         "print(at_once(lambda name: time.sleep(30), ['x'], time.monotonic() + 0.2)['x'])\n"
     )

@@ -39,10 +39,10 @@ def refused(error: type[sky.SkyinfraError], accelerator: Any = None, **fields: A
     ],
 )
 def test_the_cheapest_machine_that_carries_it(accelerator: str, machine_type: str, count: int) -> None:
-    chosen = select(accelerator)
-    assert chosen.machine_types[0] == machine_type
-    assert chosen.count == count
-    assert not chosen.separate_head
+    selected = select(accelerator)
+    assert selected.machine_types[0] == machine_type
+    assert selected.count == count
+    assert not selected.separate_head
 
 
 def test_a_fallback_list_takes_the_first_that_there_is() -> None:
@@ -56,18 +56,18 @@ def test_minima_of_the_machine() -> None:
 
 
 def test_a_spot_pool_falls_back_to_what_costs_not_much_more() -> None:
-    chosen = select("L4", spot=True, nodes=3)
-    assert chosen.machine_types == ("g6.xlarge", "g6.2xlarge", "g6.4xlarge", "gr6.4xlarge")
-    assert chosen.separate_head
-    assert chosen.hourly_cost == 0.4104
-    assert chosen.price_note == "about, spot in us-east-1, 2025-07-28"
-    assert (chosen.head_machine, chosen.head_price.usd_per_hour) == ("m6i.large", 0.096)
-    assert chosen.inputs["head_image"].startswith("/aws/service/canonical/ubuntu/")  # type: ignore[attr-defined]
+    selected = select("L4", spot=True, nodes=3)
+    assert selected.machine_types == ("g6.xlarge", "g6.2xlarge", "g6.4xlarge", "gr6.4xlarge")
+    assert selected.separate_head
+    assert selected.hourly_cost == 0.4104
+    assert selected.price_note == "about, spot in us-east-1, 2025-07-28"
+    assert (selected.head_machine, selected.head_price.usd_per_hour) == ("m6i.large", 0.096)
+    assert selected.inputs["head_image"].startswith("/aws/service/canonical/ubuntu/")  # type: ignore[attr-defined]
 
 
 def test_a_spot_pool_of_one_node_and_one_type_is_its_own_head() -> None:
-    chosen = select("A100:8", spot=True)
-    assert (chosen.machine_types, chosen.separate_head) == (("p4de.24xlarge",), False)
+    selected = select("A100:8", spot=True)
+    assert (selected.machine_types, selected.separate_head) == (("p4de.24xlarge",), False)
 
 
 def test_declared_instance_types_keep_their_order() -> None:
@@ -112,17 +112,17 @@ def test_machines_without_accelerators() -> None:
     [("A100:8", 4, "efa", "efa"), ("H100:8", 32, "efa", "efa"), ("B300:8", 17, "interface", "efa")],
 )
 def test_efa_takes_every_network_card(machine: str, cards: int, first: str, rest: str) -> None:
-    chosen = (
+    selected = (
         select(machine, aws={"efa": True})
         if machine != "B300:8"
         else select(machine, aws={"efa": True, "region": "us-west-2"})
     )
-    (interfaces,) = chosen.inputs["efa_interfaces"].values()  # type: ignore[attr-defined]
+    (interfaces,) = selected.inputs["efa_interfaces"].values()  # type: ignore[attr-defined]
     assert [i["network_card"] for i in interfaces] == list(range(cards))
     assert [i["device_index"] for i in interfaces] == [0] + [1] * (cards - 1)
     assert interfaces[0]["interface_type"] == first
     assert {i["interface_type"] for i in interfaces[1:]} == {rest}
-    assert chosen.inputs["placement_group"] is True
+    assert selected.inputs["placement_group"] is True
 
 
 @pytest.mark.parametrize(
@@ -247,6 +247,6 @@ def test_one_architecture_for_one_image() -> None:
 
 
 def test_a_group_from_the_first_node_on() -> None:
-    chosen = select("A10G", aws={"group": True}, spot=True)
-    assert chosen.inputs["group"] is True and chosen.head_machine == "m6i.large"
+    selected = select("A10G", aws={"group": True}, spot=True)
+    assert selected.inputs["group"] is True and selected.head_machine == "m6i.large"
     assert "group" not in select("A10G", spot=True).inputs

@@ -45,28 +45,28 @@ def refused(error: type[sky.SkyinfraError], accelerator: Any = None, **fields: A
     ],
 )
 def test_the_cheapest_machine_that_carries_it(accelerator: str, machine_type: str, count: int) -> None:
-    chosen = select(accelerator)
-    assert (chosen.machine_types[0], chosen.count, chosen.separate_head) == (machine_type, count, False)
+    selected = select(accelerator)
+    assert (selected.machine_types[0], selected.count, selected.separate_head) == (machine_type, count, False)
 
 
 def test_machines_without_accelerators() -> None:
-    chosen = select(vcpus=40)
-    assert (chosen.machine_types, chosen.hourly_cost) == (("n2-standard-48",), 2.33083)
-    assert "ubuntu-2404-lts-amd64" in chosen.image
+    selected = select(vcpus=40)
+    assert (selected.machine_types, selected.hourly_cost) == (("n2-standard-48",), 2.33083)
+    assert "ubuntu-2404-lts-amd64" in selected.image
     assert select(gcp={"region": "europe-west4"}).hourly_cost is None
 
 
 def test_n1_takes_gpus_of_its_own() -> None:
-    chosen = select("T4:2", gcp={"instance_types": ["n1-standard-16+nvidia-tesla-t4:2"]})
-    assert (chosen.machine_types, chosen.count) == (("n1-standard-16+nvidia-tesla-t4:2",), 2)
+    selected = select("T4:2", gcp={"instance_types": ["n1-standard-16+nvidia-tesla-t4:2"]})
+    assert (selected.machine_types, selected.count) == (("n1-standard-16+nvidia-tesla-t4:2",), 2)
     assert refused(sky.NotSupported, "V100", gcp={"instance_types": ["n1-standard-8+nvidia-tesla-v100:1"]}).field
 
 
 def test_spot_falls_back_in_a_group() -> None:
-    chosen = select("L4", spot=True, nodes=3)
-    assert chosen.machine_types[:2] == ("g2-standard-4", "g2-standard-8")
-    assert (chosen.head_machine, chosen.head_price.usd_per_hour) == ("e2-standard-2", 0.06701)  # type: ignore[union-attr]
-    assert "ubuntu-os-cloud" in str(chosen.inputs["head_image"])
+    selected = select("L4", spot=True, nodes=3)
+    assert selected.machine_types[:2] == ("g2-standard-4", "g2-standard-8")
+    assert (selected.head_machine, selected.head_price.usd_per_hour) == ("e2-standard-2", 0.06701)  # type: ignore[union-attr]
+    assert "ubuntu-os-cloud" in str(selected.inputs["head_image"])
     one = select("A100-40GB", spot=True, gcp={"group": True})
     assert one.separate_head and one.inputs["group"] is True
 
@@ -178,12 +178,12 @@ def test_what_is_refused_is_named(field: str, fields: dict[str, Any]) -> None:
 )
 def test_tpu_slices_on_one_host(accelerator: str, region: str, machine_type: str, version: str, chips: int) -> None:
     made = compiled(accelerator, gcp={"region": region}, nodes=2)
-    chosen = made.selection
+    selected = made.selection
     assert made.pool.provider.kind == made.worker.provider == "gcptpu"
-    assert (chosen.machine_types, chosen.image, chosen.count) == ((machine_type,), version, chips)
+    assert (selected.machine_types, selected.image, selected.count) == ((machine_type,), version, chips)
     assert [slot.kind for slot in made.slots] == ["chip"] * chips
-    assert made.head.scheduler_only and chosen.head_machine == "e2-standard-2"
-    zones = chosen.inputs["zones"]
+    assert made.head.scheduler_only and selected.head_machine == "e2-standard-2"
+    zones = selected.inputs["zones"]
     assert isinstance(zones, list) and zones and {zone.rpartition("-")[0] for zone in zones} == {region}
     names = [(each.name, each.alias) for each in made.pool.provider.terraform()]
     assert names == [("google", region), ("google-beta", region)]
@@ -204,8 +204,8 @@ def test_tpu_slices_on_one_host(accelerator: str, region: str, machine_type: str
 )
 def test_tpu_slices_of_several_hosts(accelerator: str, region: str, machine_type: str, hosts: int) -> None:
     made = compiled(accelerator, gcp={"region": region})
-    chosen, worker = made.selection, made.worker
-    assert (chosen.machine_types, chosen.hosts, chosen.inputs["hosts"]) == ((machine_type,), hosts, hosts)
+    selected, worker = made.selection, made.worker
+    assert (selected.machine_types, selected.hosts, selected.inputs["hosts"]) == ((machine_type,), hosts, hosts)
     assert worker.accelerator is not None and (worker.accelerator.count, worker.slice_hosts) == (4, hosts)
     assert [(slot.kind, slot.gpu) for slot in made.slots] == [("host", None)]
     assert made.head.scheduler_only and not made.head.slice_hosts

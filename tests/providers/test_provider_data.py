@@ -98,8 +98,8 @@ def test_a_layout_is_refused_where_nobody_may_partition(changed: Any) -> None:
 
 def test_without_groups_a_spot_pool_has_one_machine_type_and_its_own_head(changed: Any) -> None:
     changed("traits", groups=False)
-    chosen = compiled(accelerator="L4", spot=True, nodes=3).selection
-    assert (chosen.machine_types, chosen.separate_head) == (("g6.xlarge",), False)
+    selected = compiled(accelerator="L4", spot=True, nodes=3).selection
+    assert (selected.machine_types, selected.separate_head) == (("g6.xlarge",), False)
 
 
 def test_the_limit_of_user_data_is_that_of_the_provider(changed: Any) -> None:

@@ -98,12 +98,12 @@ def test_figures_are_the_highest_memory_the_energy_and_the_mean_activity(directo
     )
     measured = TaskFigures(directory, lambda: [reading(0, memory_used=1), next(readings)])
     with attempts.counted("a-1", "a"):
-        measured.look()
+        measured.sample()
         assert measured.of("a-1") == Figures(1, memory_peak=5 * MIB, activity={"sm": 10.0}).to_json(), "no energy yet"
-        measured.look()
-        measured.look()
+        measured.sample()
+        measured.sample()
         assert figures.published(directory)[1]["task"] == "a-1"
-    measured.look()
+    measured.sample()
     found = Figures.read(measured.of("a-1"))
     assert (found.samples, found.memory_peak, found.energy) == (3, 9 * MIB, 5.0)
     assert found.activity == {"sm": 15.0, "tensor": 6.0}
@@ -120,21 +120,21 @@ def test_a_task_that_ends_while_it_is_measured_does_not_get_the_reading(director
         return [reading(memory_used=5)]
 
     measured = TaskFigures(directory, measure)
-    measured.look()
+    measured.sample()
     assert measured.of("a-1") is None
 
 
 def test_a_device_that_tells_nothing_gives_no_figures(directory: NodeDirectory) -> None:
     measured = TaskFigures(directory, lambda: [reading(temperature=30)])
     with attempts.counted("a-1", "a"):
-        measured.look()
+        measured.sample()
     assert measured.of("a-1") is None
 
 
 def test_nothing_is_measured_while_nothing_runs(directory: NodeDirectory) -> None:
     directory.figures_file.write_text('{"1": {"task": "old-1", "figures": {"samples": 1}}}')
     measured = TaskFigures(directory, lambda: pytest.fail("NVML is left alone"))
-    measured.look()
+    measured.sample()
     assert figures.published(directory) == {}, "those of an earlier runner are gone"
 
 
@@ -143,7 +143,7 @@ def test_old_tasks_are_forgotten(directory: NodeDirectory, monkeypatch: pytest.M
     measured = TaskFigures(directory, lambda: [reading(memory_used=5)])
     for key in ("a-1", "b-1", "c-1"):
         with attempts.counted(key, "f"):
-            measured.look()
+            measured.sample()
     assert [measured.of(key) is None for key in ("a-1", "b-1", "c-1")] == [True, False, False]
 
 

@@ -20,7 +20,7 @@ import skyinfra as sky
 from skyinfra.cli.status import _fleet_status
 from skyinfra.client import open_pool
 from skyinfra.client.lookup import wait_until_ready
-from skyinfra.first_boot import asking, report
+from skyinfra.first_boot import report, report_client
 from skyinfra.head import start
 from skyinfra.node.node import Node
 from skyinfra.protocol.fleet import FleetState, NodeFailure
@@ -62,11 +62,11 @@ def test_the_head_hears_of_other_nodes_until_they_are_set_up(make_node: MakeNode
     make_node("n1", cpu_slots=1, provider="aws", scheduler=f"127.0.0.1:{port}").boot()
     fleet = manifest(port, "n1", "n2")
     assert told(fleet).failed == {}
-    assert not report.tell("127.0.0.1", port + 1, OTHER_SECRET, FAILURE)
+    assert not report.report_failure("127.0.0.1", port + 1, OTHER_SECRET, FAILURE)
     with socket.create_connection(("127.0.0.1", port + 1), timeout=10) as connection:
         connection.sendall(b"\x16\x03\x01" * 30_000)
     assert told(fleet).failed == {}
-    assert report.tell("127.0.0.1", port + 1, SECRET, FAILURE)
+    assert report.report_failure("127.0.0.1", port + 1, SECRET, FAILURE)
     assert told(fleet).failed == {"n2": NodeFailure("driver", "missing", ("a", "b"))}
 
     status = _fleet_status(fleet, None)
@@ -153,7 +153,7 @@ def test_a_runner_that_cannot_start_tells_why(make_node: MakeNode, systemd: Syst
     port = free_ports()
     node = make_node("n1", cpu_slots=1, provider="aws", scheduler=f"127.0.0.1:{port}", run=("echo no such; exit 3",))
     with service(node, systemd) as process:
-        failure = until(lambda: asking.ask("127.0.0.1", port, SECRET, timeout=2), "the head tells")
+        failure = until(lambda: report_client.ask("127.0.0.1", port, SECRET, timeout=2), "the head tells")
         assert failure["step"] == "runner"
         assert failure["error"] == "NodeFailed: a command of the image ended with exit code 3: echo no such; exit 3"
         assert failure["lines"] == ["no such"]
@@ -183,7 +183,7 @@ def test_a_runner_on_a_full_disk_tells_that(make_node: MakeNode, systemd: System
         address = f"127.0.0.1:{port}"
         node = make_node("n1", cpu_slots=1, provider="aws", scheduler=address, folder=str(folder))
         with service(node, systemd):
-            failure = until(lambda: asking.ask("127.0.0.1", port, SECRET, timeout=2), "the head tells")
+            failure = until(lambda: report_client.ask("127.0.0.1", port, SECRET, timeout=2), "the head tells")
             assert failure["error"].startswith(f"StateDirectoryError: {folder}/runner.pid: cannot be written: No space")
             assert failure["error"].endswith(f"0 of 1 MB are free on {folder}")
             assert "disk_gb" in failure["lines"][0]
@@ -244,7 +244,7 @@ def test_a_deploy_says_which_step_of_which_node_failed(make_node: MakeNode) -> N
     port = free_ports()
     fleet = manifest(port, "n1", "n2")
     make_node("n1", cpu_slots=1, provider="aws", scheduler=f"127.0.0.1:{port}").boot()
-    assert report.tell("127.0.0.1", port + 1, SECRET, FAILURE)
+    assert report.report_failure("127.0.0.1", port + 1, SECRET, FAILURE)
     with pytest.raises(sky.BootFailed, match=r"n2 of demo/mig was not set up: step driver: missing\na\nb"):
         arrived(fleet, 120)
 

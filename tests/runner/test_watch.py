@@ -83,8 +83,8 @@ class Both:
         self.watch = Watch(config, endpoint=metadata.url)
         self.runner = Declared(config, NodeDirectory(config.parent))
 
-    def look(self) -> bool:
-        self.watch.look()
+    def check(self) -> bool:
+        self.watch.check()
         return self.runner.take()
 
 
@@ -95,26 +95,26 @@ def desired(folder: Path) -> list[list[str]]:
 
 def test_another_layout_is_taken_over_once(metadata: Metadata, tmp_path: Path) -> None:
     watch = Both(node(tmp_path), metadata)
-    assert not watch.look(), "there is no tag yet"
+    assert not watch.check(), "there is no tag yet"
     metadata.tag = "3g.40gb"
-    assert not watch.look(), "the configuration says the same"
+    assert not watch.check(), "the configuration says the same"
     metadata.tag = "2g.20gb:3+1g.10gb"
-    assert watch.look()
+    assert watch.check()
     assert desired(tmp_path) == [["2g.20gb"] * 3 + ["1g.10gb"]] * 2
-    assert not watch.look()
+    assert not watch.check()
     metadata.tag = "7g.80gb/1g.10gb:7"
-    assert watch.look()
+    assert watch.check()
     assert desired(tmp_path) == [["7g.80gb"], ["1g.10gb"] * 7]
     metadata.tag = "off"
-    assert watch.look()
+    assert watch.check()
     assert desired(tmp_path) == []
     metadata.tag = "3g.40gb"
-    assert watch.look(), "back to what the configuration says"
+    assert watch.check(), "back to what the configuration says"
     # What else writes the layout does not last, and nothing else is written.
     (tmp_path / "desired-layout.json").unlink()
-    assert not watch.look(), "the configuration says it as well"
+    assert not watch.check(), "the configuration says it as well"
     (tmp_path / "desired-layout.json").write_text("{}")
-    assert watch.look()
+    assert watch.check()
     assert desired(tmp_path) == [["3g.40gb"] * 2] * 2
 
 
@@ -151,31 +151,31 @@ def test_a_tag_that_cannot_be_changes_nothing(
     watch = Both(node(tmp_path), metadata)
     metadata.tag = tag
     with pytest.raises(error, match="tag skyinfra:layout"):
-        watch.look()
+        watch.check()
     assert not (tmp_path / "desired-layout.json").exists()
 
 
 def test_a_metadata_service_that_refuses(metadata: Metadata, tmp_path: Path) -> None:
     metadata.status = 403
     with pytest.raises(NodeFailed, match="it answers 403"):
-        Watch(node(tmp_path), endpoint=metadata.url).look()
+        Watch(node(tmp_path), endpoint=metadata.url).check()
     with pytest.raises(NodeFailed, match="metadata service does not say"):
-        Watch(tmp_path / "node.json", endpoint="http://127.0.0.1:9").look()
+        Watch(tmp_path / "node.json", endpoint="http://127.0.0.1:9").check()
 
 
 def test_an_attribute_of_the_instance_on_google_cloud(tmp_path: Path) -> None:
     with serving() as service:
         config = node(tmp_path, provider="gcp")
         watch, runner = Watch(config, endpoint=service.url), Declared(config, NodeDirectory(tmp_path))
-        watch.look()
+        watch.check()
         assert not runner.take(), "there is none yet"
         service.values[f"{GCP}attributes/skyinfra-layout"] = "7g.80gb/1g.10gb:7\n"
-        watch.look()
+        watch.check()
         assert runner.take()
         assert desired(tmp_path) == [["7g.80gb"], ["1g.10gb"] * 7]
         service.refuses = 503
         with pytest.raises(NodeFailed, match="it answers 503"):
-            watch.look()
+            watch.check()
 
 
 def test_who_has_something_to_watch(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from on_terminal import on_terminal, plain
 from rich.console import Console
 
 from skyinfra.client import Pool, run_script
-from skyinfra.client.script import tell_that_it_waits
+from skyinfra.client.script import say_that_it_waits
 from skyinfra.deploy.reporting import Line
 from skyinfra.terminal import progress
 from skyinfra.terraform.text import Event
@@ -113,7 +113,7 @@ def test_who_waits_for_a_slot_is_told(pool: Pool, tmp_path: Path) -> None:
             # It is no news of one that runs.
             waits.clear()
             for key in [key for tasks in running(pool).values() for key, _, _ in tasks]:
-                tell_that_it_waits(pool._fleet, key, waits.set)
+                say_that_it_waits(pool._fleet, key, waits.set)
             assert not waits.is_set()
         finally:
             go.touch()

@@ -53,7 +53,7 @@ class Cloud:
         """What differs from moto, such as ``no_capacity=[machine type]``; `moto_ext.world` lists what there is."""
         self.world.write_text(json.dumps(world))
 
-    def standing(self) -> set[str]:
+    def existing(self) -> set[str]:
         """Everything that exists and would cost money or be in the way: ids and names, in all regions used here."""
         found = {role["Arn"] for role in self.client("iam").list_roles()["Roles"]}
         found |= {profile["Arn"] for profile in self.client("iam").list_instance_profiles()["InstanceProfiles"]}
@@ -79,8 +79,8 @@ class Cloud:
         """The instances that run, of one pool or of all, by name."""
         reservations = self.client("ec2", region).describe_instances()["Reservations"]
         found = [i for r in reservations for i in r["Instances"] if i["State"]["Name"] not in TAKEN_DOWN]
-        chosen = [i for i in found if pool is None or tags(i).get("skyinfra:pool") == pool]
-        return sorted(chosen, key=lambda instance: (tags(instance).get("Name", ""), instance["InstanceId"]))
+        selected = [i for i in found if pool is None or tags(i).get("skyinfra:pool") == pool]
+        return sorted(selected, key=lambda instance: (tags(instance).get("Name", ""), instance["InstanceId"]))
 
     def instance(self, name: str, region: str = "us-east-1") -> dict[str, Any]:
         """The one running instance whose node has that name."""
@@ -125,13 +125,13 @@ class Cloud:
         return statements
 
     def volumes(self, instance: str, region: str = "us-east-1") -> list[dict[str, Any]]:
-        chosen = [{"Name": "attachment.instance-id", "Values": [instance]}]
-        return self.client("ec2", region).describe_volumes(Filters=chosen)["Volumes"]
+        selected = [{"Name": "attachment.instance-id", "Values": [instance]}]
+        return self.client("ec2", region).describe_volumes(Filters=selected)["Volumes"]
 
     def interfaces(self, instance: str, region: str = "us-east-1") -> list[dict[str, Any]]:
         """The network interfaces of an instance, in the order of their cards."""
-        chosen = [{"Name": "attachment.instance-id", "Values": [instance]}]
-        found = self.client("ec2", region).describe_network_interfaces(Filters=chosen)["NetworkInterfaces"]
+        selected = [{"Name": "attachment.instance-id", "Values": [instance]}]
+        found = self.client("ec2", region).describe_network_interfaces(Filters=selected)["NetworkInterfaces"]
         return sorted(found, key=lambda eni: eni["Attachment"]["NetworkCardIndex"])
 
     def rules(self, pool: str, region: str = "us-east-1") -> set[tuple[str, str, str, str]]:

@@ -41,11 +41,11 @@ def recording(cloud: Cloud) -> Iterator[set[str]]:
     """A set that holds the IAM actions of all requests within, once it is left."""
     found: set[str] = set()
     for step in ("reset-recording", "start-recording"):
-        _tell(cloud, step)
+        _report(cloud, step)
     try:
         yield found
     finally:
-        _tell(cloud, "stop-recording")
+        _report(cloud, "stop-recording")
         with urllib.request.urlopen(f"{cloud.url}/moto-api/recorder/download-recording") as answer:
             found |= {_action(entry) for entry in _entries(answer.read().decode())}
 
@@ -58,7 +58,7 @@ def _entries(text: str) -> Iterator[dict[str, Any]]:
         yield entry
 
 
-def _tell(cloud: Cloud, step: str) -> None:
+def _report(cloud: Cloud, step: str) -> None:
     request = urllib.request.Request(f"{cloud.url}/moto-api/recorder/{step}", method="POST")
     urllib.request.urlopen(request).close()
 

@@ -33,14 +33,14 @@ def fleets(_server: Cloud, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     """All pools, applied once; destroyed at the end, with nothing left. EC2 has no g6.xlarge for the spot pool."""
     _server.reset()
     _server.tell(no_capacity=["g6.xlarge/spot", "p5.48xlarge/us-west-2"])
-    before = _server.standing()
+    before = _server.existing()
     root = Root(tmp_path_factory.mktemp("fleets"), _server)
     root.write(POOLS, MINE)
     root.init()
     applied = root.apply("-parallelism=30")
     yield Fleets(_server, root, applied, before)
     root.destroy()
-    assert _server.standing() == before
+    assert _server.existing() == before
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 def test_a_remote_run_deploys_and_destroys(cloud: Cloud, tmp_path: Path, terraform_program: str) -> None:
-    before = cloud.standing()
+    before = cloud.existing()
     project = Project(tmp_path / "project", cloud)
     shutil.copy(ROOT / "stacks" / "aws-mig" / "main.py", project.folder)
     given = project.environment.get("TF_CLI_CONFIG_FILE")
@@ -33,7 +33,7 @@ def test_a_remote_run_deploys_and_destroys(cloud: Cloud, tmp_path: Path, terrafo
         shown = project.run("plan")
         assert re.search(r"^aws-mig: \d+ to create$", shown, re.MULTILINE) and "PER HOUR" in shown, shown
         assert f"https://{hcp.hostname}/app/{ORGANIZATION}/aws-mig/runs/run-" in shown
-        assert cloud.standing() == before
+        assert cloud.existing() == before
 
         project.run("deploy", "--auto-approve", "--no-wait")
         assert {i["InstanceType"] for i in cloud.instances("mig")} == {"p5.48xlarge"}
@@ -44,7 +44,7 @@ def test_a_remote_run_deploys_and_destroys(cloud: Cloud, tmp_path: Path, terrafo
         assert fleets["stack"] == "aws-mig" and len(fleets["pools"]) == 2, fleets
 
         project.run("destroy", "--auto-approve")
-        assert cloud.standing() == before
+        assert cloud.existing() == before
         secrets = {secret for state in hcp.workspaces["aws-mig"].states for secret in secrets_of(json.loads(state))}
         assert len(secrets) == 2
         logs = [log.decode() for run in hcp.runs.values() for log in run.logs.values()]

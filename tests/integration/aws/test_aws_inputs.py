@@ -114,22 +114,22 @@ def _missing(text: str, cases: list[tuple[dict[str, Any], str]]) -> list[str]:
 
 
 def test_an_input_that_makes_no_sense_is_refused(root: Root, cloud: Cloud) -> None:
-    before = cloud.standing()
+    before = cloud.existing()
     text = _refused(root, OF_ALL)
     assert not _missing(text, OF_ALL)
     text = _refused(root, ALONE)
     assert not _missing(text, ALONE)
     assert text.count("allow_cidrs: ") == sum(said.startswith("allow_cidrs: ") for _, said in ALONE)
-    assert cloud.standing() == before
+    assert cloud.existing() == before
 
 
 def test_inputs_that_make_no_sense_together_are_refused(root: Root, cloud: Cloud) -> None:
-    before = cloud.standing()
+    before = cloud.existing()
     text = _refused(root, TOGETHER)
     assert not _missing(text, TOGETHER)
     # What is too long is not shown.
     assert NOISE[:40] not in text
-    assert cloud.standing() == before
+    assert cloud.existing() == before
 
 
 def test_subnets_that_do_not_fit_are_refused(root: Root, cloud: Cloud) -> None:

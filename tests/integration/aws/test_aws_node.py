@@ -30,7 +30,7 @@ RUNNER = bytes(range(256)) * 100
 # A server and the provider are had once for what `make test` asks of AWS.
 @pytest.mark.xdist_group("aws")
 def test_one_on_demand_node_and_its_layout_in_place(root: Root, cloud: Cloud) -> None:
-    before = cloud.standing()
+    before = cloud.existing()
     root.write({"one": POOL})
     (root.folder / "runner-1.whl").write_bytes(RUNNER)
     root.init()
@@ -52,7 +52,7 @@ def test_one_on_demand_node_and_its_layout_in_place(root: Root, cloud: Cloud) ->
     _check_bucket(cloud, root, same)
 
     root.destroy("-refresh=false")
-    assert cloud.standing() == before
+    assert cloud.existing() == before
     _check_no_secret(root)
 
 

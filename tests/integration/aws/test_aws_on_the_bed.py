@@ -57,7 +57,7 @@ def test_the_bed_does_to_the_module_what_the_real_provider_does(tmp_path: Path) 
                     found[number] = effects(root)
             root.write(base)
             root.destroy()
-            assert bed.world.standing() == {}
+            assert bed.world.existing() == {}
         return found
 
     with ThreadPoolExecutor() as executor:

@@ -87,7 +87,7 @@ class Fleet:
 @pytest.fixture(scope="module")
 def deployed(_server: Cloud, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     _server.reset()
-    before = _server.standing()
+    before = _server.existing()
     made = Fleet(_server, Project(tmp_path_factory.mktemp("refusals"), _server))
     made.declare()
     _server.tell(refuse=[{**QUOTA, "after": 1}])
@@ -98,7 +98,7 @@ def deployed(_server: Cloud, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     made.project.run("deploy", "--auto-approve", "--no-wait")
     yield made
     made.project.run("destroy", "--auto-approve")
-    assert _server.standing() == before
+    assert _server.existing() == before
 
 
 @pytest.mark.slow
@@ -152,17 +152,17 @@ def test_refused_at_apply(deployed: Fleet) -> None:
 def test_a_smaller_disk(deployed: Fleet) -> None:
     sizes = {volume["Size"] for each in deployed.running() for volume in deployed.cloud.volumes(each)}
     # Besides that of the head's jobs.
-    standing = max(sizes)
+    existing = max(sizes)
     pool = on_demand(deployed.cloud, deployed.nodes)
-    deployed.project.declare(pool.replace("name=", f"disk_gb={standing - 1}, name="))
+    deployed.project.declare(pool.replace("name=", f"disk_gb={existing - 1}, name="))
     said = deployed.project.refused("plan")
-    assert f"mig.disk_gb: the volumes of the nodes have {standing} GB, and a volume does not shrink" in said
-    assert f"Declare at least {standing}" in said
+    assert f"mig.disk_gb: the volumes of the nodes have {existing} GB, and a volume does not shrink" in said
+    assert f"Declare at least {existing}" in said
     deployed.project.declare(pool.replace("sky.AWS(", "sky.AWS(head_volume_gb=10, "))
     said = deployed.project.refused("plan")
     assert "mig.head_volume_gb: the volume with the jobs of the head has 20 GB, and a volume does not shrink" in said
     # Where the head alone is replaced, the others keep their disks.
-    deployed.project.declare(pool.replace("name=", f"disk_gb={standing - 1}, name="))
+    deployed.project.declare(pool.replace("name=", f"disk_gb={existing - 1}, name="))
     said = deployed.project.refused("deploy", '--replace=module.mig.terraform_data.declared["head"]')
     assert "a volume does not shrink" in said
     deployed.declare()

@@ -48,7 +48,7 @@ def configuration(cloud: Cloud, instance: dict[str, Any], region: str = "us-east
 
 
 def test_deploy_change_the_layout_in_place_destroy(cloud: Cloud, tmp_path: Path) -> None:
-    before = cloud.standing()
+    before = cloud.existing()
     project = Project(tmp_path, cloud)
     declare(project, BEFORE)
     project.run("deploy", "--auto-approve", "--no-wait")
@@ -69,7 +69,7 @@ def test_deploy_change_the_layout_in_place_destroy(cloud: Cloud, tmp_path: Path)
     assert tags(cloud.instance("mig-0"))["skyinfra:layout"] == "1g.5gb"
 
     project.run("destroy", "--auto-approve")
-    assert cloud.standing() == before
+    assert cloud.existing() == before
     _check_no_secret(project, secrets)
 
 

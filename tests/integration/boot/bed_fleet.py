@@ -167,9 +167,9 @@ class Fleet:
         texts = user_data(deployment)
         self.bucket.put_versions({**(texts.versions or {}), "wheel": self.bucket.wheel})
         # The hosts of a slice have its name until they find their own.
-        chosen = deployment.selection
-        names = [f"{pool.name}-{index}" for index in range(pool.nodes) for _ in range(chosen.hosts)]
-        self._apart = chosen.separate_head
+        selected = deployment.selection
+        names = [f"{pool.name}-{index}" for index in range(pool.nodes) for _ in range(selected.hosts)]
+        self._apart = selected.separate_head
         names[:0] = [f"{pool.name}-head"] if self._apart else []
         self.nodes: list[Any] = []
         try:

@@ -86,6 +86,6 @@ def test_bought_machines_become_nodes(bed: Bed, hosts: Hosts, tmp_path: Path) ->
         # A machine that has gone for good hinders no destroy.
         machines[1].kill()
         cloud.destroy()
-        assert cloud.world.standing() == {}
+        assert cloud.world.existing() == {}
         secret = machines[0].read("/etc/skyinfra/secret")
         assert secret and not any(secret in printed for printed in cloud.printed)

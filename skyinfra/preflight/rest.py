@@ -1,4 +1,4 @@
-"""Asking a provider's REST API with the standard library, as its data file says; see `skyinfra.providers.asked`.
+"""Requests to a provider's REST API, with the standard library, as `skyinfra.providers.preflight_requests` has them.
 
 No key leaves the process but in a header, or a posted field, to the provider's own address: redirections are not
 followed, and what is raised holds neither keys nor answers.
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from http.client import HTTPException, HTTPResponse
 from typing import Any, Literal, TypeVar
 
-from skyinfra.providers.asked import Asked
+from skyinfra.providers.preflight_requests import Asked
 
 REQUEST_SECONDS = 10.0
 _PIECE = 1 << 16

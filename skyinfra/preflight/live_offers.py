@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 from skyinfra.accelerators import catalog
 from skyinfra.errors import InvalidAccelerator, UnknownAccelerator
 from skyinfra.offers import EVERYWHERE, Offer, Price, Query, load
-from skyinfra.preflight.asking import Api, Unanswered, at_once
 from skyinfra.preflight.listing import Listed, listed
+from skyinfra.preflight.rest import Api, Unanswered, at_once
 from skyinfra.providers import kinds, read
 
 SECONDS = 20.0
@@ -110,13 +110,13 @@ def _unshipped(kind: str, machine: Listed) -> Offer | None:
     near = [v for v in variants if size is None or abs(v.memory_gb - size) <= _NEAR * v.memory_gb]
     if not near:
         return None
-    chosen = min(near, key=lambda v: (abs(v.memory_gb - (size or v.memory_gb)), not v.default))
+    selected = min(near, key=lambda v: (abs(v.memory_gb - (size or v.memory_gb)), not v.default))
     return Offer(
         kind,
         machine.name,
-        chosen.name,
+        selected.name,
         machine.count,
-        chosen.memory_gb,
+        selected.memory_gb,
         spelling.form_factor,
         vcpus=machine.vcpus,
         ram_gib=machine.ram_gib,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from skyinfra.deploy.cost import StandingCost, cost_of
+from skyinfra.deploy.cost import RunningCost, cost_of
 from skyinfra.errors import counted
 from skyinfra.offers import usd
 from skyinfra.terraform.blocks import Block, Opened
@@ -41,7 +41,7 @@ def spent(usd_per_hour: float, opened: Opened) -> str:
     return f"about {usd(usd_per_hour * opened.hours)}" if usd_per_hour else ""
 
 
-def spending(cost: StandingCost, opened: Opened | None) -> str:
+def spending(cost: RunningCost, opened: Opened | None) -> str:
     """Returns the price of the machines that exist, and what they have cost since the block was opened."""
     if not cost.machines:
         return "It costs nothing."

@@ -96,7 +96,7 @@ _TROUBLES = (
 )
 
 
-def look(path: list[str], *, partitions: bool) -> Iterator[Finding]:
+def checks(path: list[str], *, partitions: bool) -> Iterator[Finding]:
     """Yields what is known of the packages on the import path *path*; *partitions*: whether a GPU is partitioned."""
     for trouble in _TROUBLES:
         version = packages.version(trouble.package, path)

@@ -26,7 +26,7 @@ def ask(address: str, port: int, secret: str, *, timeout: float = _ANSWER_S) -> 
     return None
 
 
-def told(line: str, nonce: str, signing: bytes) -> dict[str, Any] | None:
+def reported(line: str, nonce: str, signing: bytes) -> dict[str, Any] | None:
     """The failure that a telling *line* is signed for; None where it is not."""
     verb, _, rest = line.strip().partition(" ")
     mac, _, text = rest.partition(" ")

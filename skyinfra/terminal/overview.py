@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from skyinfra.deploy.cost import cost_of, standing_cost
-from skyinfra.deploy.standing import program_of, spent
+from skyinfra.deploy.cost import cost_of, running_cost
+from skyinfra.deploy.spending import program_of, spent
 from skyinfra.errors import FleetError, ProjectError, counted
 from skyinfra.protocol.manifest import Manifest
 from skyinfra.terminal import tables
@@ -22,7 +22,7 @@ _PATIENCE_S = 2.0
 Steps = list[tuple[str, str]]
 
 
-def show_standing() -> None:
+def show_overview() -> None:
     """Prints where the project of this folder stands, and the next commands. Raises `ProjectNotFound` for a bad one."""
     project = Project.sought()
     if project is None:
@@ -32,11 +32,11 @@ def show_standing() -> None:
             ("skyinfra init my-tour --example tour", "or one that shows what a fleet can do"),
         ]
     else:
-        lines, steps = _standing(project)
+        lines, steps = _overview(project)
     _print(lines, [*steps, ("skyinfra --help", "every command")])
 
 
-def _standing(project: Project) -> tuple[list[str], Steps]:
+def _overview(project: Project) -> tuple[list[str], Steps]:
     lines: list[str] = []
     steps: dict[str, str] = {}
     stacks = project.stacks()
@@ -55,7 +55,7 @@ def _standing(project: Project) -> tuple[list[str], Steps]:
 
 def _so_far(block: Block) -> str:
     with suppress(ProjectError):
-        cost = standing_cost(block.stack.resources()).usd_per_hour
+        cost = running_cost(block.stack.resources()).usd_per_hour
         if cost and block.opened is not None:
             return f" It has cost {spent(cost, block.opened)}."
     return ""
@@ -79,7 +79,7 @@ def _stack(stack: SynthesizedStack) -> tuple[list[str], Steps]:
             (f"skyinfra plan {stack.name}", "what a deploy makes and costs"),
             (f"skyinfra deploy {stack.name}", "make it"),
         ]
-    cost = standing_cost(resources)
+    cost = running_cost(resources)
     price = f"at ${cost.usd_per_hour:.2f} an hour" if cost.usd_per_hour else "no machine of it is bought"
     if cost.unknown:
         price += f", and the price of {', '.join(cost.unknown)} is not known"

@@ -32,10 +32,10 @@ def instead(provider: str, machine_type: str, region: str, *, spot: bool = False
     ]
     lines = []
     if same:
-        told = ", ".join(
-            _told(other, spot=spot) for other in sorted(same, key=lambda each: _order(each, spot))[:_SHOWN]
+        listed = ", ".join(
+            _described(other, spot=spot) for other in sorted(same, key=lambda each: _order(each, spot))[:_SHOWN]
         )
-        lines.append(f"Other machines with {offer.accelerator} in {region}: {told}.")
+        lines.append(f"Other machines with {offer.accelerator} in {region}: {listed}.")
     # Regions of the same part of the world first.
     part = region.partition("-")[0]
     regions = sorted((each for each in offer.regions if each != region), key=lambda each: not each.startswith(part))
@@ -50,6 +50,6 @@ def _order(offer: Offer, spot: bool) -> tuple[bool, float, str]:
     return price is None, price.usd_per_hour if price else 0.0, offer.machine_type
 
 
-def _told(offer: Offer, *, spot: bool) -> str:
+def _described(offer: Offer, *, spot: bool) -> str:
     price = offer.price(spot=spot)
     return f"{offer.machine_type} ({offer.carries}{f', {usd(price.usd_per_hour)}/h' if price else ''})"

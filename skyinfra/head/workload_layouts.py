@@ -24,7 +24,7 @@ from skyinfra.errors import StateDirectoryError, UnknownProfile
 from skyinfra.head.records import slot_of
 from skyinfra.head.scheduler import FleetScheduler
 from skyinfra.mig import Follow, Geometry, Placement, follow
-from skyinfra.protocol.fleet import FleetLayout, Followed, LayoutChange
+from skyinfra.protocol.fleet import FleetLayout, FollowState, LayoutChange
 from skyinfra.protocol.instance import GPU_MEMORY, InstanceInfo
 
 logger = logging.getLogger("skyinfra.runner")
@@ -33,13 +33,13 @@ _LOOK_S = 1.0
 # A change is taken to be under way for that long: partitions are made and workers start within seconds.
 _COMING_S = 120.0
 # Of the changes, so many are told to clients.
-_TOLD = 20
+_SHOWN = 20
 # The place of a GPU: its node's name and its index there.
 Place = tuple[str, int]
 Layouts = dict[str, tuple[str, ...]]
 
 
-class Following(SchedulerPlugin):  # type: ignore[misc]
+class WorkloadLayouts(SchedulerPlugin):  # type: ignore[misc]
     """Lets the layouts of *scheduler*'s fleet follow its work, once `update` has said among which.
 
     *jobs*: what a slot must have for each job that waits, by id. *write*: keeps the chosen layouts, by node.
@@ -59,28 +59,28 @@ class Following(SchedulerPlugin):  # type: ignore[misc]
         self._policy: Follow | None = None
         self._geometry: Geometry | None = None
         self._layout: FleetLayout | None = None
-        self._chosen: Layouts = {}
+        self._selected: Layouts = {}
         # When each GPU was changed, each slot had its last task, and each task began to wait.
         self._changed: dict[Place, float] = {}
         self._used: dict[tuple[str, str | None], float] = {}
         self._since: dict[str, float] = {}
         self._slots: dict[str, InstanceInfo] = {}  # by the address of the worker
-        self._told: deque[LayoutChange] = deque(maxlen=_TOLD)
+        self._recent: deque[LayoutChange] = deque(maxlen=_SHOWN)
         self._task: asyncio.Task[None] | None = None
 
     def update(self, policy: Follow | None, model: str | None, layout: FleetLayout) -> None:
         """Follows *policy* from now on, if any. *layout*: of the fleet, with what was chosen before."""
         if policy is None or model is None:
-            self._policy = self._scheduler.followed = None
-            self._chosen = {}
+            self._policy = self._scheduler.follow_state = None
+            self._selected = {}
             return
         if self._policy is None:
-            self._chosen = dict(layout.by_node)
+            self._selected = dict(layout.by_node)
         known = {
             node: tuple(each if each in policy.among else "" for each in layouts)
-            for node, layouts in self._chosen.items()
+            for node, layouts in self._selected.items()
         }
-        self._chosen = {node: layouts for node, layouts in known.items() if any(layouts)}
+        self._selected = {node: layouts for node, layouts in known.items() if any(layouts)}
         self._policy, self._geometry, self._layout = policy, mig.geometry(model), layout
         if self._task is None:
             self._scheduler.add_plugin(self)
@@ -115,28 +115,28 @@ class Following(SchedulerPlugin):  # type: ignore[misc]
     def _look(self, policy: Follow, geometry: Geometry, layout: FleetLayout, now: float) -> None:
         gpus = self._gpus(geometry, layout, now)
         nodes = Counter(gpu.node for gpu in gpus)
-        self._scheduler.followed = Followed(policy, geometry.model, dict(nodes), tuple(self._told))
+        self._scheduler.follow_state = FollowState(policy, geometry.model, dict(nodes), tuple(self._recent))
         changes = follow.choose(policy, geometry, self._queue(geometry, now), gpus, now)
         if changes:
             self._order(changes, len(layout.layouts), now)
 
     def _order(self, changes: Iterable[follow.Change], count: int, now: float) -> None:
         """Writes the changes down, which the runner then makes."""
-        chosen = dict(self._chosen)
+        selected = dict(self._selected)
         for each in changes:
-            layouts = list(chosen.get(each.node, ("",) * count))
+            layouts = list(selected.get(each.node, ("",) * count))
             layouts[each.index] = each.layout
-            chosen[each.node] = tuple(layouts)
+            selected[each.node] = tuple(layouts)
         try:
-            self._write(chosen)
+            self._write(selected)
         except StateDirectoryError as error:
             logger.warning("the layouts cannot follow the work: %s", error)
             return
-        self._chosen = chosen
+        self._selected = selected
         for each in changes:
             logger.info("%s GPU %d: %s -> %s: %s", each.node, each.index, each.before, each.layout, each.why)
             self._changed[each.node, each.index] = now
-            self._told.append(LayoutChange(time.time(), each.node, each.index, each.before, each.layout, each.why))
+            self._recent.append(LayoutChange(time.time(), each.node, each.index, each.before, each.layout, each.why))
 
     # What stands ----------------------------------------------------------------------------------------------------
 
@@ -146,8 +146,8 @@ class Following(SchedulerPlugin):  # type: ignore[misc]
         changing = {node for (node, _), at in self._changed.items() if now - at < _COMING_S}
         found = []
         for node in sorted({node for node, _ in there} | changing):
-            chosen = self._chosen.get(node, ("",) * len(layout.layouts))
-            for index, (declared, text) in enumerate(zip(layout.layouts, chosen, strict=False)):
+            selected = self._selected.get(node, ("",) * len(layout.layouts))
+            for index, (declared, text) in enumerate(zip(layout.layouts, selected, strict=False)):
                 if not declared:
                     continue
                 wanted = follow.profiles(text, geometry) if text else _counted(geometry, (p.profile for p in declared))
@@ -158,10 +158,10 @@ class Following(SchedulerPlugin):  # type: ignore[misc]
         self, place: Place, wanted: Counter[str], slots: Mapping[Placement, float], geometry: Geometry, now: float
     ) -> follow.Gpu:
         changed = self._changed.get(place, -math.inf)
-        standing = tuple(sorted(slots, key=lambda each: each.start))
-        if _counted(geometry, (each.profile for each in standing)) == wanted:
-            named = tuple(Placement(geometry.profile(p.profile).name, p.start, p.size) for p in standing)
-            return follow.Gpu(*place, named, tuple(slots[each] for each in standing), changed)
+        existing = tuple(sorted(slots, key=lambda each: each.start))
+        if _counted(geometry, (each.profile for each in existing)) == wanted:
+            named = tuple(Placement(geometry.profile(p.profile).name, p.start, p.size) for p in existing)
+            return follow.Gpu(*place, named, tuple(slots[each] for each in existing), changed)
         coming = tuple(wanted.elements()) if now - changed < _COMING_S else ()
         return follow.Gpu(*place, (), (), changed, coming)
 

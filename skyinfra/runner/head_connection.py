@@ -42,7 +42,7 @@ def connection(node: Node, head: str | None = None) -> Any:
 
 
 @dataclass(eq=False)
-class Follower:
+class HeadConnection:
     """Follows the head of *node* until it is closed; what breaks is tried again.
 
     on_layout: gets the layout that the head wants, at first and whenever it changes. respond: answers what clients ask
@@ -57,7 +57,7 @@ class Follower:
     refused: InvalidNodeConfig | None = None
     obstacle: SkyinfraError = field(init=False)
     _promised: tuple[str, ...] | None = None
-    _leaving: str | None = None
+    _drain_reason: str | None = None
     _news: asyncio.Event = field(default_factory=asyncio.Event)
     _closed: bool = False
 
@@ -66,15 +66,15 @@ class Follower:
         self.obstacle = NodeFailed(f"the head {head} has not answered yet")
         self._task = asyncio.create_task(self._run(), name=f"follow {head}")
 
-    def follows(self, node: Node) -> bool:
+    def is_to(self, node: Node) -> bool:
         """Whether the connection is the one that *node* needs."""
         mine = self.node
         return (mine.config.scheduler, mine.secret, mine.name) == (node.config.scheduler, node.secret, node.name)
 
-    def promise(self, slots: Sequence[str], *, leaving: str | None = None) -> None:
+    def promise(self, slots: Sequence[str], *, drain_reason: str | None = None) -> None:
         """Informs the head of the names of the slots that this node is to have, and why it leaves if it does."""
         self._promised = tuple(slots)
-        self._leaving = leaving
+        self._drain_reason = drain_reason
         self._news.set()
 
     def check(self) -> None:
@@ -139,5 +139,5 @@ class Follower:
             self._news.clear()
             if self._promised is not None:
                 await within(services.promise(scheduler, node=self.node.name, slots=self._promised), ANSWER_S)
-            if self._leaving is not None:
-                await within(services.leave(scheduler, node=self.node.name, why=self._leaving), ANSWER_S)
+            if self._drain_reason is not None:
+                await within(services.leave(scheduler, node=self.node.name, why=self._drain_reason), ANSWER_S)

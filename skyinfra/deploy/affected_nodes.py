@@ -87,7 +87,7 @@ def endings(stack: SynthesizedStack, plan: Plan) -> tuple[Ending, ...]:
             action,
             restarted.get(address) or _REASONS.get(plan.reasons.get(address, ""), ""),
             asked[match["pool"]],
-            jobs_go=any(f"module.{match['pool']}.{state}" in changed for state in _STATES),
+            loses_jobs=any(f"module.{match['pool']}.{state}" in changed for state in _STATES),
         )
         for match, address, action in found
         if match["pool"] in fleets
@@ -109,11 +109,11 @@ def _restarted(stack: SynthesizedStack, plan: Plan) -> dict[str, str]:
         for action, address in plan.changes
         if action == "update" and (match := _ADDRESS.fullmatch(address)) and match["type"] == _RESTARTED
     }
-    standing = {each.address: machines_of(each.type, each.attributes) for each in stack.resources()} if updated else {}
+    existing = {each.address: machines_of(each.type, each.attributes) for each in stack.resources()} if updated else {}
     reasons = {}
     for address, match in updated.items():
         pool = next((each for each in stack.pools if each["name"] == match["pool"]), None)
-        machines = standing.get(address)
+        machines = existing.get(address)
         if pool is None or machines is None:
             continue
         # A head besides the nodes has a machine type of its own.
@@ -128,7 +128,7 @@ def _is_node(match: re.Match[str]) -> bool:
 
 
 def _ending(
-    manifest: Manifest, match: re.Match[str], action: str, reason: str, running: _Running | None, *, jobs_go: bool
+    manifest: Manifest, match: re.Match[str], action: str, reason: str, running: _Running | None, *, loses_jobs: bool
 ) -> Ending:
     head = next(node.name for node in manifest.nodes if node.head)
     node = match["key"] or (head if match["name"] == "head" else None)
@@ -147,7 +147,7 @@ def _ending(
     fate = "go on with the next head" + (", unless 0.1.0 made this one" if manifest.provider == "aws" else "")
     if action == "update":
         fate = "go on when it has started"
-    elif jobs_go:
+    elif loses_jobs:
         fate = "end with its head"
     return Ending(manifest.pool, node, action, reason, tasks, jobs, fate)
 
