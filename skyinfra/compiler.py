@@ -124,7 +124,7 @@ def _check_placeholders(pool: ComputePool) -> None:
         for placeholder in PLACEHOLDERS:
             if placeholder in value:
                 raise InvalidField(
-                    f"{placeholder} stands for something else on the node", field=field, hint="Write it another way."
+                    f"{placeholder} means something else on the node", field=field, hint="Write it another way."
                 )
 
 

@@ -56,7 +56,7 @@ def library_of(scope: object) -> ModuleType:
             if root in LIBRARIES:
                 return importlib.import_module(root)
     raise InvalidField(
-        "a FleetStack stands in an App of cdktf or cdktn",
+        "a FleetStack belongs in an App of cdktf or cdktn",
         field="FleetStack.scope",
         given=type(scope).__name__,
         hint="from cdktf import App; app = App(); sky.FleetStack(app, ...)",

@@ -84,9 +84,9 @@ POOL_COST = {
     "note": str,
 }
 COST = {"usd_per_hour": float, "usd_per_30_days": float, "unknown": [str], "pools": [POOL_COST]}
-STANDING_COST = {"usd_per_hour": float, "unknown": [str], "machines": [Machines]}
+RUNNING_COST = {"usd_per_hour": float, "unknown": [str], "machines": [Machines]}
 CHANGES = {"stack": str, "changes": [{"action": str, "address": str}], "run?": str, "cost?": COST}
-STANDING = ({"resources": int, "text": str, "failed": [str], "cost": STANDING_COST}, None)
+EXISTING = ({"resources": int, "text": str, "failed": [str], "cost": RUNNING_COST}, None)
 # In place of a fleet that is not there, when it was kept last.
 KEPT = {"at": float, "where": str, "fleet": Literal["gone", "unreachable"]}
 # What is missing has no place and no fleet.
@@ -123,6 +123,7 @@ NODE = {
     "machine_type": str | None,
     "state": str,
     "failed": NodeFailure | None,
+    "drain_reason": str | None,
     "leaving": str | None,
     "behind": bool,
     "slots": [SLOT],
@@ -142,7 +143,7 @@ FLEET = {
     "follow": ({"among": [str], "idle_seconds": float, "keep": str, "changes": [LayoutChange]}, None),
     "nodes": [NODE],
 }
-ABSENT = {"pool": str, "fleet": str, "deployed": Literal[False], "standing": STANDING}
+ABSENT = {"pool": str, "fleet": str, "deployed": Literal[False], "existing": EXISTING, "standing": EXISTING}
 BLOCK = (
     {
         "program": str | None,
@@ -150,7 +151,7 @@ BLOCK = (
         "began": str | None,
         "running": bool,
         "text": str,
-        "cost": STANDING_COST,
+        "cost": RUNNING_COST,
     },
     None,
 )
@@ -158,7 +159,8 @@ STACK = {
     "stack": str,
     "pools": [(FLEET, ABSENT)],
     "incomplete": bool,
-    "standing": STANDING,
+    "existing": EXISTING,
+    "standing": EXISTING,
     "last_run": LastRun | None,
     "block": BLOCK,
 }
@@ -167,7 +169,7 @@ ORPHAN = {
     "workspace": str | None,
     "state": str,
     "resources": int,
-    "cost": STANDING_COST,
+    "cost": RUNNING_COST,
     "problem": str | None,
 }
 OFFER = {
@@ -180,6 +182,7 @@ OFFER = {
     "deployable": bool,
     "not_deployable_because": str | None,
     "refused_because": str | None,
+    "selected": bool,
     "chosen": bool,
 }
 USE = {**fields(InstanceInfo), **fields(SlotReading, "slot"), "tasks": [RunningTask]}
@@ -207,7 +210,7 @@ PICTURE = {
 GPU_CHANGE = {
     "node": str,
     "gpu": int,
-    **{name: [PLACE] for name in ("before", "after", "stays", "goes", "comes")},
+    **{name: [PLACE] for name in ("before", "after", "kept", "destroyed", "created", "stays", "goes", "comes")},
     "ends": {"*": [str]},
 }
 SOURCES = {"name": str | None, "profile_id": str | None, "starts": str | None}

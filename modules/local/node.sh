@@ -124,9 +124,10 @@ end_left() {
 down() {
   [ -d "$FOLDER" ] || exit 0
   folder=$(cd "$FOLDER" && pwd -P)
-  # The watchdog first, which would start the runner again.
-  end "$(cat "$folder/keeper.pid" 2>/dev/null || true)" "$folder"
-  end "$(cat "$folder/runner.pid" 2>/dev/null || true)" "$folder"
+  # The watchdog first, which would start the runner again; keeper.pid is its name in the version before.
+  for name in watchdog.pid keeper.pid runner.pid; do
+    end "$(cat "$folder/$name" 2>/dev/null || true)" "$folder"
+  done
   end_left "$folder"
   state=$(dirname "$folder")/head
   if [ -d "$state" ] && [ "$folder" != "$state" ] && [ -e "$folder/scheduler" ]; then

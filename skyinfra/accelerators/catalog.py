@@ -205,7 +205,7 @@ def unknown(text: str) -> UnknownAccelerator:
     hint = did_you_mean(text, (*names(), *aliases())) or "skyinfra.accelerators.names() lists all of them."
     if counted := _COUNTED.fullmatch(text.strip()):
         before, first, second, behind = counted.groups()
-        hint = f'The number stands behind a colon: "{first or second}:{before or behind}".'
+        hint = f'The number comes after a colon: "{first or second}:{before or behind}".'
     return UnknownAccelerator("no accelerator of that name", given=text, hint=hint)
 
 

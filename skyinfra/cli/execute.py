@@ -91,7 +91,7 @@ def ssh(
     if config and (node or command):
         raise InvalidField("names all nodes and opens no shell: leave NODE and CMD out", field="--config")
     if replace and not config:
-        raise InvalidField("goes with --config", field="--replace")
+        raise InvalidField("needs --config", field="--replace")
     manifest = find_manifest(fleet)
     target = _head(manifest) if node is None else _named(manifest, node)
     _refuse_without_server(manifest, target)

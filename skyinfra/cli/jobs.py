@@ -90,7 +90,7 @@ def list_jobs(fleet: Fleet, as_json: Json = False, wide: Wide = False) -> None:
 
 def _unreported(job: JobInfo) -> str:
     """Returns which webhooks were not told of the end of *job*, and why."""
-    return "; ".join(f"{each.host} not told: {each.problem}" for each in job.notifications if each.problem)
+    return "; ".join(f"{each.host} not notified: {each.problem}" for each in job.notifications if each.problem)
 
 
 def _wrote(job: JobInfo) -> str:
@@ -245,7 +245,7 @@ def result(
             sys.stderr.write(f"{failed}\n")
             raise typer.Exit(exit_code(failed.code)) from None
         except TimeoutError as late:
-            raise TaskError(str(late), hint="It goes on; ask again later.") from None
+            raise TaskError(str(late), hint="It is still running; ask again later.") from None
 
 
 def _explained(job: Job[Any], error: BaseException) -> SkyinfraError:

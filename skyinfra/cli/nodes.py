@@ -233,7 +233,7 @@ def logs(
     if boot + runner + bool(task) > 1:
         raise typer.BadParameter("--boot, --runner and --task are different logs")
     if follow and as_json:
-        raise typer.BadParameter("--json is printed once, and --follow goes on")
+        raise typer.BadParameter("--json is printed once, and --follow does not end")
     source = "boot" if boot else "task" if task else "runner"
     with asked(fleet) as pool:
         names = pool.named(node, "NODE")

@@ -1,4 +1,4 @@
-"""Telling people of the end of a script or a job: ``--notify`` of several commands."""
+"""Notifies people of the end of a script or a job: ``--notify`` of several commands."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def named_secret(text: str, option: str = "--secret") -> Secret:
     name, given, file = text.partition("=")
     if given and not file.startswith("@"):
         raise InvalidField(
-            "a value in a command line stands in the process list and in the history of the shell",
+            "a value in a command line is seen in the process list and in the history of the shell",
             field=option,
             given=name,
             hint=f"Set the variable {name} and say {option} {name}, or {option} {name}=@FILE.",
@@ -44,7 +44,7 @@ def named_target(text: str) -> str | Secret:
 
 
 def targets(notify: Sequence[str] | None, *, by_head: bool = False) -> list[str]:
-    """Returns the addresses and commands of ``--notify``; none that the head cannot tell where it does so.
+    """Returns the addresses and commands of ``--notify``; none that the head cannot notify where it does so.
 
     Raises `InvalidField`, `SecretNotFound` and `NotSupported`.
     """
@@ -66,7 +66,7 @@ class Ended:
 
 @contextlib.contextmanager
 def notifying(targets: Sequence[str], pool: str, job: str) -> Iterator[Ended]:
-    """Tells *targets* of the end of the script *job*, which runs in the block; mistakes in its options are not told."""
+    """Notifies *targets* of the end of the script *job*, which runs in the block; not of mistakes in its options."""
     ended, began, state, problem, code = Ended(), time.monotonic(), "failed", None, None
     try:
         yield ended
@@ -88,27 +88,27 @@ def notifying(targets: Sequence[str], pool: str, job: str) -> Iterator[Ended]:
 
 
 def notify_of_job(targets: Sequence[str], pool: str, job: Job[Any], timeout: float | None) -> None:
-    """Waits for the end of *job* of *pool* and tells *targets*. Raises TimeoutError."""
+    """Waits for the end of *job* of *pool* and notifies *targets*. Raises TimeoutError."""
     with contextlib.suppress(JobCancelled):
         job.outcome(timeout)
     send(targets, Notice.of(job.info(), pool))
 
 
 def send(targets: Sequence[str], notice: Notice) -> None:
-    """Tells *targets*. One that cannot be told is a line on stderr, and fails nothing."""
+    """Sends *notice* to *targets*. One that cannot be reached is a line on stderr, and fails nothing."""
     for target in targets:
         if (said := _undelivered(target, notice)) is not None:
             sys.stderr.write(f"warning: {notice.name}: {said}\n")
 
 
 def _undelivered(target: str, notice: Notice) -> str | None:
-    """Returns why *target* was not told of *notice*."""
+    """Returns why *target* did not get *notice*."""
     from skyinfra.client.jobs import COMMAND
 
     if not target.startswith(COMMAND):
         (webhook,) = webhooks([target])
         problem = post(webhook, notice)
-        return problem and f"{webhook.host} was not told of its end: {problem}"
+        return problem and f"{webhook.host} was not notified: {problem}"
     given = {name: "" if value is None else str(value) for name, value in asdict(notice).items()}
     # A variable holds no NUL, and no more than 128 KiB.
     variables = {f"SKYINFRA_JOB_{name.upper()}": text.replace("\0", "")[:4000] for name, text in given.items()}

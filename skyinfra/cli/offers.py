@@ -96,12 +96,12 @@ def show_offers(
     # The first one that this version deploys without an image of one's own.
     selected = next((offer for offer in found if _deploys(offer) == "yes"), None)
     if as_json:
-        listed = [offer_document(offer) | {"chosen": offer is selected} for offer in found]
+        listed = [offer_document(offer) | dict.fromkeys(("selected", "chosen"), offer is selected) for offer in found]
         tables.print_document({"offers": listed, "notes": notes})
         return
     out = tables.console()
     out.print(offer_table(query, found, selected))
-    last = f"{SELECTED} is what would be chosen. The quotas of your account are not known here."
+    last = f"{SELECTED} is what would be selected. The quotas of your account are not known here."
     for line in (*notes, last if selected else NONE):
         out.print(escape(line), soft_wrap=True)
 

@@ -184,12 +184,12 @@ def _warn(warnings: Iterable[mig.PartedWarning]) -> None:
 
 
 def _refuse_doubles(node: yaml.Node | None) -> None:
-    """Raises YAMLError for a key that stands twice, of which PyYAML would take the last without a word."""
+    """Raises YAMLError for a key that is there twice, of which PyYAML would take the last without a word."""
     if isinstance(node, yaml.MappingNode):
         seen = set()
         for key, value in node.value:
             if isinstance(key, yaml.ScalarNode) and key.value in seen:
-                raise yaml.MarkedYAMLError(problem=f"{key.value} stands twice", problem_mark=key.start_mark)
+                raise yaml.MarkedYAMLError(problem=f"{key.value} is there twice", problem_mark=key.start_mark)
             seen.add(key.value if isinstance(key, yaml.ScalarNode) else None)
             _refuse_doubles(value)
     elif isinstance(node, yaml.SequenceNode):

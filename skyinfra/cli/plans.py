@@ -97,7 +97,7 @@ def _cost_remarks(cost: Cost) -> list[str]:
     for pool in cost.pools:
         if pool.preferences:
             lines.append(
-                f"{pool.pool}: {pool.machine} was chosen by the shipped offers from {', '.join(pool.preferences)}; "
+                f"{pool.pool}: {pool.machine} was selected by the shipped offers from {', '.join(pool.preferences)}; "
                 "a deploy that the cloud refuses does not try the next."
             )
         if pool.elsewhere is not None:

@@ -64,7 +64,7 @@ def render(
             "nothing to do", field="skyinfra render", hint="Give --out DIR to write, or --sizes to look."
         )
     if module and (out is None or cluster is not None):
-        raise InvalidField("goes with --out DIR, and with no job or pods", field="--module")
+        raise InvalidField("needs --out DIR, and takes no job or pods", field="--module")
     declared = Project.find(project)
     found = synthesized(declared)
     selected = (declared.stack(stack, stacks=found),) if stack else found

@@ -61,10 +61,10 @@ app = typer.Typer()
 class ScriptOptions:
     """The options of a script: what goes with it, on which slots it may run, what is brought back, who is told."""
 
-    include: Annotated[list[Path] | None, typer.Option(help="A file or folder that goes along.")] = None
+    include: Annotated[list[Path] | None, typer.Option(help="A file or folder that is sent along.")] = None
     alone: Annotated[bool, typer.Option("--alone", help="Leave the other files of its folder here.")] = False
     workdir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The folder that goes along instead; it runs in a copy of it.")
+        Path | None, typer.Option(metavar="DIR", help="The folder that is sent along instead; it runs in a copy of it.")
     ] = None
     env: Annotated[list[str] | None, typer.Option(metavar="NAME[=VALUE]", help="A variable for it.")] = None
     env_file: Annotated[Path | None, typer.Option(help="A file of such lines.")] = None
@@ -84,9 +84,9 @@ class ScriptOptions:
 
     def __post_init__(self) -> None:
         if self.fetch_to is not None and not self.fetch:
-            raise InvalidField("goes with --fetch", field="--fetch-to", given=str(self.fetch_to))
+            raise InvalidField("needs --fetch", field="--fetch-to", given=str(self.fetch_to))
         if self.workdir is not None and self.alone:
-            raise InvalidField("is a folder that goes along, and --alone leaves all of them here", field="--workdir")
+            raise InvalidField("is a folder that is sent along, and --alone leaves all of them here", field="--workdir")
         if self.slots < 1:
             raise InvalidField("a number from 1", field="--slots", given=self.slots)
         if self.name is not None:
@@ -127,7 +127,7 @@ class ScriptOptions:
                 workdir = None if self.workdir is None else given_folder(self.workdir, "--workdir")
                 synced, beside = ship(pool, script, self.include or (), workdir=workdir)
             except NotSupported as error:
-                sys.stderr.write(f"{script.name} goes alone: {error.message}\n")
+                sys.stderr.write(f"{script.name} is sent alone: {error.message}\n")
             except InvalidInclude as error:
                 error.hint = (
                     f"{error.hint or ''}\n`--alone` sends the script alone; .skyinfraignore lists what stays here."
@@ -136,7 +136,7 @@ class ScriptOptions:
             else:
                 if synced.files > 1:
                     sizes = f"{in_words(synced.bytes)} with it, {in_words(synced.sent_bytes)} to send"
-                    sys.stderr.write(f"{script.name} goes with {synced.files - 1} other files: {sizes}\n")
+                    sys.stderr.write(f"{script.name} is sent with {synced.files - 1} other files: {sizes}\n")
                 variables |= beside
         elif self.include:
             pool.sync(*self.include)
@@ -174,14 +174,14 @@ class GangOptions:
             ("--max-restarts", self.max_restarts or None),
         ):
             if given is not None and not self.torchrun:
-                raise InvalidField("goes with --torchrun", field=option, given=given)
+                raise InvalidField("needs --torchrun", field=option, given=given)
         if self.torchrun and options.slots != 1:
             hint = "Ranks have one slot each: --nodes and --per-node say how many."
-            raise InvalidField("goes without --torchrun", field="--slots", given=options.slots, hint=hint)
+            raise InvalidField("cannot be used with --torchrun", field="--slots", given=options.slots, hint=hint)
         if detach and options.slots != 1:
             raise InvalidField("a job takes one slot", field="--slots", given=options.slots)
         if self.torchrun and options.name is not None:
-            text = "goes without --torchrun: ranks are listed by the script's name"
+            text = "is without --torchrun: ranks are listed by the script's name"
             raise InvalidField(text, field="--name", given=options.name)
         if self.torchrun and detach:
             raise typer.BadParameter("--torchrun runs many ranks, and --detach leaves one script with the fleet")

@@ -119,12 +119,12 @@ def _stack_status(stack: SynthesizedStack) -> dict[str, Any]:
     existing = stack.resources() if run is not None or absent else ()
     for name in absent:
         held = [each for each in existing if each.module == name]
-        pools.append({"pool": name, "fleet": f"{stack.name}/{name}", "deployed": False, "standing": _holds(held)})
+        pools.append({"pool": name, "fleet": f"{stack.name}/{name}", "deployed": False, **_existing(held)})
     return {
         "stack": stack.name,
         "pools": pools,
-        "incomplete": not run.running if run is not None else any(pool.get("standing") for pool in pools),
-        "standing": _holds(existing) if run is not None else None,
+        "incomplete": not run.running if run is not None else any(pool.get("existing") for pool in pools),
+        **_existing(existing if run is not None else ()),
         "last_run": asdict(run) if run is not None else None,
     }
 
@@ -140,6 +140,12 @@ def _block_status(block: Block | None) -> dict[str, Any] | None:
         "text": f"{program_of(block)} {spending(cost, block.opened)}",
         "cost": cost.to_json(),
     }
+
+
+def _existing(resources: Sequence[Resource]) -> dict[str, Any]:
+    """Describes what exists of a pool or stack, also under the key of the version before."""
+    found = _holds(resources)
+    return {"existing": found, "standing": found}
 
 
 def _holds(resources: Sequence[Resource]) -> dict[str, Any] | None:
@@ -256,7 +262,8 @@ def _node_status(manifest: Manifest, node: ManifestNode, now: Snapshot | None, t
         "machine_type": node.machine_type,
         "state": "draining" if draining else "drained" if out_of_service and not live else state,
         "failed": asdict(failed) if failed is not None else None,
-        "leaving": out_of_service,
+        "drain_reason": out_of_service,
+        "leaving": out_of_service,  # its name in the version before
         "behind": bool(reported and node.name in reported.behind),
         "slots": sorted(slots, key=lambda slot: int(slot["worker"])),
         "gpus": gpus,
@@ -322,13 +329,13 @@ def _print_stack(status: dict[str, Any]) -> None:
             if node["behind"]:
                 text = f"{node['name']}: the head cannot connect to it, and uses the connections that its slots open"
                 out.print(text, soft_wrap=True)
-            if node["leaving"]:
-                out.print(f"{node['name']} is {node['state']}: {escape(node['leaving'])}", soft_wrap=True)
+            if node["drain_reason"]:
+                out.print(f"{node['name']} is {node['state']}: {escape(node['drain_reason'])}", soft_wrap=True)
     if run := status.get("last_run"):
-        if status["standing"] is not None and all(pool["deployed"] for pool in status["pools"]):
-            out.print(f"{status['stack']} holds {escape(status['standing']['text'])}.", soft_wrap=True)
+        if status["existing"] is not None and all(pool["deployed"] for pool in status["pools"]):
+            out.print(f"{status['stack']} holds {escape(status['existing']['text'])}.", soft_wrap=True)
         if run["running"]:
-            out.print(f"[yellow]A {run['verb']}, begun at {run['began']}, goes on.[/]", soft_wrap=True)
+            out.print(f"[yellow]A {run['verb']}, begun at {run['began']}, is still running.[/]", soft_wrap=True)
             return
         text = "was killed." if run["message"] is None else "failed:"
         out.print(f"[red]The last {run['verb']}, begun at {run['began']}, {text}[/]", soft_wrap=True)
@@ -359,7 +366,7 @@ def _print_follow(follow: dict[str, Any] | None) -> None:
 
 def _print_absent(pool: dict[str, Any]) -> None:
     out = tables.console()
-    existing = pool["standing"]
+    existing = pool["existing"]
     if existing is None:
         out.print(f"[bold]{pool['fleet']}[/] is not deployed")
         return

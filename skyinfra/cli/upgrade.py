@@ -76,5 +76,5 @@ def _check(provider: str, fleet: str, found: dict[str, Running]) -> None:
         raise NotSupported(
             f"the runner of {', '.join(older)} knows no upgrade: an earlier skyinfra made them",
             field=fleet,
-            hint="What they know goes on working. To have this version, replace the nodes: docs/upgrading.md.",
+            hint="What they know still works. To have this version, replace the nodes: docs/upgrading.md.",
         )

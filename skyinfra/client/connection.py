@@ -392,7 +392,7 @@ class Connection(Asker):
 def boot_failed(failure: NodeFailure, *, node: str, fleet: str) -> BootFailed:
     """Returns the error of a node that was not set up."""
     lines = "\n".join(failure.lines)
-    hint = f"{node} goes on trying. On it, /var/log/skyinfra/boot.jsonl has all of it."
+    hint = f"{node} still tries. On it, /var/log/skyinfra/boot.jsonl has all of it."
     return BootFailed(
         f"{node} of {fleet} was not set up: step {failure.step}: {failure.error}",
         hint=f"{lines}\n{hint}" if lines else hint,

@@ -312,7 +312,7 @@ def addresses(notify: Sequence[str | Secret]) -> list[str]:
     found = targets(notify)
     if any(each.startswith(COMMAND) for each in found):
         raise NotSupported(
-            "a command runs where its client is, and a job goes on without it",
+            "a command runs where its client is, and a job runs without it",
             field="notify",
             hint=f"`skyinfra jobs result STACK/POOL JOB --notify {COMMAND}...` waits for the job, and runs it then.",
         )

@@ -33,7 +33,7 @@ class GpuChange:
     ends: tuple[tuple[str, tuple[str, ...]], ...]
 
     @property
-    def stays(self) -> Layout:
+    def kept(self) -> Layout:
         """The partitions that are left alone, with their UUIDs and tasks."""
         return self._parts(self.before, self.after, there=True)
 
@@ -43,7 +43,7 @@ class GpuChange:
         return self._parts(self.before, self.after, there=False)
 
     @property
-    def comes(self) -> Layout:
+    def created(self) -> Layout:
         """The partitions that are created."""
         return self._parts(self.after, self.before, there=False)
 
@@ -60,7 +60,9 @@ class GpuChange:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
-        layouts = {name: getattr(self, name) for name in ("before", "after", "stays", "goes", "comes")}
+        layouts = {name: getattr(self, name) for name in ("before", "after", "kept", "destroyed", "created")}
+        # Their names in the version before.
+        layouts |= {"stays": self.kept, "goes": self.destroyed, "comes": self.created}
         return {
             "node": self.node,
             "gpu": self.gpu,

@@ -221,7 +221,7 @@ class Upgrade:
         """The head first: the others find it then."""
         heads = {node.name for node in self.manifest.nodes if node.head}
         for name in sorted(self.names, key=lambda each: each not in heads):
-            self.say(f"{name} goes over to the new runner")
+            self.say(f"{name} moves to the new runner")
             wait_s = self.stack.modules[self.manifest.pool]["wait_seconds"]
             problem = self._run_here(name, "--wait", str(wait_s))
             if problem:

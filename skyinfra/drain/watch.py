@@ -91,7 +91,7 @@ class DrainWatch:
             self._unhandled = ""
         except StateDirectoryError as error:
             if str(error) != self._unhandled:
-                logger.error("a preemption notice cannot be followed: %s", error)
+                logger.error("a preemption notice cannot be handled: %s", error)
             self._unhandled = str(error)
 
     def _read(self) -> Drain | None:

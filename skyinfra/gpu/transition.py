@@ -30,7 +30,7 @@ HINTS = {
         "open. Run it again when they are closed."
     ),
     pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES: (
-        "Something else stands there: `nvidia-smi mig -lgi` lists what. Destroy what skyinfra did not create."
+        "Something else is there: `nvidia-smi mig -lgi` lists what. Destroy what skyinfra did not create."
     ),
     pynvml.NVML_ERROR_INVALID_ARGUMENT: (
         "This GPU does not allow that place: `nvidia-smi mig -lgipp` lists those it allows. "

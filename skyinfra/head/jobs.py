@@ -135,7 +135,7 @@ class Jobs:
         if found is not None:
             await found.changes.until(lambda: not found.settling, _WRITTEN_S)
             if found.info.over and any(each.state != "failed" for each in found.info.notifications):
-                raise InvalidField("its end was told already", field="notify", given=found.info.name)
+                raise InvalidField("its end was notified already", field="notify", given=found.info.name)
         waiting = self._notices.keep(job, pool, urls, self._jobs)
         if found is None:  # it is about to be submitted
             return

@@ -20,9 +20,9 @@ logger = logging.getLogger("skyinfra.runner")
 
 # Jobs with webhooks at one time.
 _MOST_JOBS = 20_000
-# Webhooks that are told at one time: each has a thread, and a slow one is to stop nothing else.
+# Webhooks that are called at one time: each has a thread, and a slow one is to stop nothing else.
 _AT_ONCE = 8
-# Those that are being told when the head ends may take so long.
+# Those that are being called when the head ends may take so long.
 _END_S = 3.0
 
 Delivered = Callable[[tuple[Notification, ...]], Awaitable[None]]
@@ -37,7 +37,7 @@ class Notices:
         self._sending: set[asyncio.Task[None]] = set()
 
     def keep(self, job: str, pool: str, urls: Collection[str], known: Collection[str]) -> tuple[Notification, ...]:
-        """Keeps *urls* in place of those that *job* had. *pool*: its name in what is told. *known*: ids of all jobs.
+        """Keeps *urls* in place of those that *job* had. *pool*: its name in the notice. *known*: ids of all jobs.
 
         Raises `InvalidField`, which shows none of them.
         """
@@ -50,11 +50,11 @@ class Notices:
         return self.waiting(job)
 
     def waiting(self, job: str) -> tuple[Notification, ...]:
-        """What is to be told of *job*; empty where nobody asked for it."""
+        """Returns the notifications to send of *job*; empty where nobody asked for one."""
         return tuple(Notification(webhook.host) for webhook in self._kept.get(job, ("", ()))[1])
 
     def over(self, info: JobInfo, delivered: Delivered) -> None:
-        """Tells the webhooks of a job that has ended, and *delivered* what became of that; returns at once."""
+        """Calls the webhooks of a job that has ended, then *delivered* with the results; returns at once."""
         pool, found = self._kept.pop(info.id, ("", ()))
         if found:
             task = asyncio.create_task(
@@ -64,7 +64,7 @@ class Notices:
             task.add_done_callback(self._sending.discard)
 
     async def stop(self) -> None:
-        """Waits a moment for what is being told."""
+        """Waits a moment for what is being sent."""
         if self._sending:
             await asyncio.wait(self._sending, timeout=_END_S)
 
@@ -76,7 +76,7 @@ class Notices:
             problem = await _in_thread(lambda: post(webhook, notice))
         if problem is None:
             return Notification(webhook.host, "sent")
-        logger.warning("job %s: %s was not told of its end: %s", notice.name, webhook.host, problem)
+        logger.warning("job %s: %s was not notified: %s", notice.name, webhook.host, problem)
         return Notification(webhook.host, "failed", problem)
 
 

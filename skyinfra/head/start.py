@@ -55,7 +55,7 @@ async def start(
     handlers = HeadBlobs(BlobStore(directory.path / store.FOLDER)).handlers
     for part in (relay, jobs):
         handlers |= part.handlers if part is not None else {}
-    choose = f"remove {directory.scheduler_file} to have another chosen" if kept else "declare another port"
+    choose = f"remove {directory.scheduler_file} to have another one selected" if kept else "declare another port"
     try:
         _check_free(endpoint)
         scheduler: FleetScheduler = await FleetScheduler(
@@ -99,7 +99,7 @@ async def check_reachable(scheduler: Endpoint, *, security: Security) -> None:
         raise NodeFailed(
             f"the head {host_port(scheduler)} does not answer: {reason}",
             field="scheduler",
-            hint="This node goes on trying. The head may still boot; if it has, its firewall may refuse this node.",
+            hint="This node still tries. The head may still boot; if it has, its firewall may refuse this node.",
         ) from error
     await comm.close()
 

@@ -50,7 +50,7 @@ def gres_declared(types: Iterable[str]) -> str:
         f"# slurm.conf: GresTypes=gpu, and of each node Gres={gres_counts(found)}\n"
         f"{note if shared else ''}"
         "# slurmd needs NVIDIA's driver and has to be built with NVML. Where it is not, `skyinfra-runner partition\n"
-        "# --export --format gres` on the node has the lines with the device files of what stands there.\n"
+        "# --export --format gres` on the node has the lines with the device files of what is there.\n"
         f"{AUTODETECT}\n"
     )
 

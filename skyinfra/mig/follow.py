@@ -220,7 +220,7 @@ class _Fleet:
 
     def _why(self, served: Sequence[Want], gone: Counter[str]) -> str:
         waited = max((self._now - at for want in served for at in want.since), default=0.0)
-        removed = "nothing goes"
+        removed = "nothing is removed"
         if gone:
             removed = (
                 f"{written(sorted(gone.elements(), reverse=True))} had no task for {self._follow.idle_seconds:g} s"

@@ -44,7 +44,7 @@ def check_listed(layout: Layout, geometry: Geometry) -> Layout:
             or not grid.allows(profile, each.start)
         ):
             raise InvalidLayout(
-                f"{geometry.model} has no {profile.name} there, beside what stands before it",
+                f"{geometry.model} has no {profile.name} there, beside what is before it",
                 given=f"{each.profile} at {each.start}:{each.size}",
                 hint="Name the GPU that the node has, with its memory.",
             )

@@ -28,12 +28,12 @@ _DISABLED = "all-disabled"
 _OWN = "skyinfra"
 OPERATED_HINT = (
     "Set its label `nvidia.com/mig.config` to a configuration with this layout (`skyinfra mig export --format "
-    "mig-manager` writes one; for what stands, `skyinfra-runner partition --export --format mig-manager`), or take the "
+    "mig-manager` writes one; for what exists, `skyinfra-runner partition --export --format mig-manager`), or take the "
     "node from it: `kubectl label node NODE nvidia.com/gpu.deploy.mig-manager=false --overwrite`."
 )
 BOOT_HINT = (
     f"`systemctl disable {UNIT}` leaves the GPUs to skyinfra; `skyinfra-runner partition --export --format "
-    "mig-manager` writes a configuration that keeps what stands."
+    "mig-manager` writes a configuration that keeps what exists."
 )
 
 

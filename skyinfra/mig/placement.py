@@ -283,7 +283,7 @@ def _check_pins(pins: Places, geometry: Geometry) -> None:
         if start not in known:
             raise LayoutDoesNotFit("the profile does not start there", given=f"{profile.name}@{start}", hint=hint)
         if taken & _units(profile, start):
-            raise LayoutDoesNotFit("another partition stands there", given=f"{profile.name}@{start}", hint=hint)
+            raise LayoutDoesNotFit("another partition is there", given=f"{profile.name}@{start}", hint=hint)
         taken |= _units(profile, start)
 
 

@@ -85,7 +85,8 @@ class Status:
             "error": error,
             "layout": {"from": self.layout_from, "gpus": list(self.layouts)},
             "waits_for": list(self.waits_for),
-            "leaving": self.drain_reason,
+            "drain_reason": self.drain_reason,
+            "leaving": self.drain_reason,  # its name in the version before
             "unwarned": self.unwarned,
             "slots": [slot.to_json() for slot in self.slots],
         }
@@ -103,9 +104,15 @@ class Status:
             layouts=tuple(layout["gpus"]),
             layout_from=layout["from"],
             waits_for=tuple(document["waits_for"]),
-            drain_reason=document.get("leaving"),
+            drain_reason=document.get("drain_reason", document.get("leaving")),
             unwarned=document.get("unwarned"),
         )
+
+
+def _named(folder: Path, name: str, *, before: str) -> Path:
+    """Returns the file *name*; that named as the version *before* names it, where a node of that version has it."""
+    known = folder / before
+    return known if known.exists() else folder / name
 
 
 class NodeDirectory:
@@ -134,7 +141,7 @@ class NodeDirectory:
         # Output of a detached runner; the log of one whose output goes elsewhere.
         self.log_file = path / "runner.log"
         # Process id of the watchdog of a detached runner, which locks the file.
-        self.watchdog_file = path / "keeper.pid"
+        self.watchdog_file = _named(path, "watchdog.pid", before="keeper.pid")
         # That the machine was rebooted to activate a MIG mode, see `RebootGuard`.
         self.reboot_file = root / "reboot.json"
         # The partitions that root made, where the runner is not root, see `skyinfra.gpu.record`.
@@ -148,8 +155,8 @@ class NodeDirectory:
         # The request to drain the node, see `skyinfra.drain.request`; meanwhile the message for its tasks.
         self.drain_file = path / "drain.json"
         self.interrupted_file = path / interruption.FILE
-        # The preemption notice that was followed last.
-        self.handled_notice_file = path / "followed"
+        # The preemption notice that was handled last.
+        self.handled_notice_file = _named(path, "handled-notice", before="followed")
         # On the head: the journal of its jobs, see `skyinfra.head.journal`.
         self.jobs = path / "jobs"
         self.packages = path / "site-packages"

@@ -168,7 +168,7 @@ def _price(pool: Pool, machine: Listed) -> Finding:
     shipped = offer.price(spot=pool.spot) if offer else None
     about = f"the shipped price is {shipped}" if shipped else "no price of it is shipped"
     if now is None:
-        return warned(f"the {purchase} price of {machine.name} now is not told; {about}", "")
+        return warned(f"the {purchase} price of {machine.name} now is not known; {about}", "")
     said = f"{machine.name} costs {usd(now)}/h {purchase} now; {about}"
     if pool.max_hourly_cost is not None and now > pool.max_hourly_cost:
         return failed(f"{said}; max_hourly_cost is {usd(pool.max_hourly_cost)}", f"Raise it above {usd(now)}.")

@@ -52,7 +52,7 @@ def _machine(
     if lacking and not inputs.one_zone and (inputs.zones or inputs.subnet_ids):
         return warned(
             f"{whose} is offered in {listed(here)}, but not in {listed(lacking)}",
-            f"No node stands in {listed(lacking)}. Declare zones among {listed(sorted(zones))} for more chances.",
+            f"There is no node in {listed(lacking)}. Declare zones among {listed(sorted(zones))} for more chances.",
         )
     where = f"; the nodes stand in {zones_of.zones[0]}" if inputs.one_zone and zones_of.zones else ""
     return passed(f"{whose} is offered in {listed(here)}{where}")

@@ -136,7 +136,7 @@ class Api:
             if isinstance(error, ValueError):
                 raise Unanswered("silent", "what it answered is not JSON") from None
             reason = getattr(error, "reason", error)
-            why = getattr(reason, "strerror", None) or str(reason) or "no reason is told"
+            why = getattr(reason, "strerror", None) or str(reason) or "no reason is given"
             raise Unanswered("silent", f"it cannot be reached from here: {why}") from None
 
     def _address(self) -> str:

@@ -108,17 +108,20 @@ def _write(value: object) -> object:
         return [_write(item) for item in value]
     if isinstance(value, dict):
         return {key: _write(item) for key, item in value.items()}
-    named = ((name, getattr(value, name), later) for name, later in _fields(type(value)))  # type: ignore[arg-type]
-    return {name: _write(field) for name, field, later in named if field or not later}
+    named = ((getattr(value, name), key, later) for name, key, later in _fields(type(value)))  # type: ignore[arg-type]
+    return {key: _write(field) for field, key, later in named if field or not later}
 
 
 @functools.cache
-def _fields(kind: type) -> tuple[tuple[str, bool], ...]:
-    """The names of the fields, and whether a false value is left out: what versions before did not know is not there.
+def _fields(kind: type) -> tuple[tuple[str, str, bool], ...]:
+    """Returns the names of the fields, their keys, and whether a false value is left out.
 
-    So the text of other nodes stays that of versions before, which changes nothing there.
+    ``later``: versions before do not know the field, so its key is there only where it says something; the text of
+    other nodes stays that of versions before, which changes nothing there. ``before``: the key in the version before,
+    which is written as long as that version may read it; both are read.
     """
-    return tuple((field.name, bool(field.metadata.get("later"))) for field in dataclasses.fields(kind))
+    fields = dataclasses.fields(kind)
+    return tuple((f.name, f.metadata.get("before", f.name), bool(f.metadata.get("later"))) for f in fields)
 
 
 @functools.cache
@@ -164,6 +167,8 @@ def _read_dataclass(kind: type, value: object, path: str, error: type[SkyinfraEr
     mapping = _expect(dict, value, path, error)
     hints = _hints(kind)
     fields = {f.name: f for f in dataclasses.fields(kind)}
+    names = {f.metadata["before"]: f.name for f in fields.values() if "before" in f.metadata}
+    mapping = {names.get(key, key): item for key, item in mapping.items()}
     for key in mapping:
         if key not in fields:
             raise error("unknown field", field=f"{path}.{key}", hint=did_you_mean(str(key), fields) or None)

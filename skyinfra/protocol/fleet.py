@@ -117,7 +117,7 @@ class FleetState(_schema.Document, error=InvalidManifest, source="head", version
     slots: dict[str, tuple[str, ...]] = field(default_factory=dict)
     draining: dict[str, tuple[str, ...]] = field(default_factory=dict)
     failed: dict[str, NodeFailure] = field(default_factory=dict)
-    out_of_service: dict[str, str] = field(default_factory=dict)
+    out_of_service: dict[str, str] = field(default_factory=dict, metadata={"before": "leaving"})
     behind: tuple[str, ...] = ()
     follow: FollowState | None = field(default=None, metadata={"later": True})
     secrets: dict[str, str] = field(default_factory=dict, metadata={"later": True})

@@ -131,7 +131,7 @@ def check(name: str, value: str) -> None:
         raise InvalidField(
             f"has {len(value)} characters, and a secret at least {SHORTEST}: a shorter one cannot be masked",
             field=f"secret {name}",
-            hint="What everybody may see goes as a variable: --env, or env= of sky.Image.",
+            hint="What everybody may see is a variable: --env, or env= of sky.Image.",
         )
     if "\0" in value or len(value.encode("utf-8", "surrogateescape")) > LONGEST:
         raise InvalidField(

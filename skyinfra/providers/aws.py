@@ -80,7 +80,7 @@ class AWS(CloudProvider):
             )
         for name in ("security_group_ids", "head_public_ip"):
             if getattr(self, name) and not self.subnet_ids:
-                raise InvalidField("goes with subnet_ids", field=f"AWS.{name}", given=getattr(self, name))
+                raise InvalidField("needs subnet_ids", field=f"AWS.{name}", given=getattr(self, name))
         for zone in self.zones:
             if not zone.startswith(self.region):
                 raise InvalidField(f"not a zone of {self.region}", field="AWS.zones", given=zone)

@@ -40,7 +40,7 @@ class RunPod(CloudProvider):
     def check_selection(self, selected: SelectedMachines) -> None:
         """Raises `NotSupported` for `min_cuda` of machines without NVIDIA GPUs."""
         if self.min_cuda and (selected.accelerator is None or selected.accelerator.vendor != "nvidia"):
-            raise NotSupported("goes with NVIDIA GPUs", field="provider.min_cuda", given=self.min_cuda)
+            raise NotSupported("needs NVIDIA GPUs", field="provider.min_cuda", given=self.min_cuda)
 
     def _query(self, request: Request, **changes: object) -> Query:
         # The list has one price for all data centers.

@@ -65,7 +65,7 @@ class Answers:
     def __call__(self, question: str, arguments: dict[str, Any]) -> object:
         """Returns the answer; blocks until it is there. Raises what the answering function raises."""
         if question not in self._known:
-            hint = "It is older than the client. All that it knows goes on working."
+            hint = "It is older than the client. All that it knows still works."
             raise NotSupported("the runner of this node does not know this question", given=question, hint=hint)
         return self._known[question](**arguments)
 

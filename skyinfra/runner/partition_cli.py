@@ -31,19 +31,19 @@ _ROOT = Path("/etc/skyinfra")
 def add(commands: argparse._SubParsersAction) -> None:  # type: ignore[type-arg]
     """Adds the commands."""
     _add_adopt(commands)
-    text = "bring the GPUs to a layout; changes nothing where it stands already"
+    text = "bring the GPUs to a layout; changes nothing where it is there already"
     parser = commands.add_parser("partition", help=text, description=text)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--config", type=Path, metavar="FILE", help="the layouts of a node configuration, node.json")
     source.add_argument("--layout", metavar="L", help='this layout, such as "3g.40gb+2g.20gb+1g.10gb*2"; "off": no MIG')
-    source.add_argument("--export", action="store_true", help="print what stands, see --format; change nothing")
+    source.add_argument("--export", action="store_true", help="print what exists, see --format; change nothing")
     text = "note how the GPUs are in FILE, unless that is there; change nothing"
     source.add_argument("--save", type=Path, metavar="FILE", help=text)
     source.add_argument("--restore", type=Path, metavar="FILE", help="bring the GPUs back to what --save noted")
     text = "with --export: mig-parted's YAML (the default), a file for NVIDIA's mig-manager with what makes it "
-    text += "keep what stands, lines of Slurm's gres.conf with the device files of what "
-    text += "stands, the configuration of NVIDIA's device plugin for Kubernetes, or the mig= of a declaration that "
-    text += "keeps every partition where it stands"
+    text += "keep what exists, lines of Slurm's gres.conf with the device files of what "
+    text += "exists, the configuration of NVIDIA's device plugin for Kubernetes, or the mig= of a declaration that "
+    text += "keeps every partition where it is"
     forms = ("mig-parted", "mig-manager", "gres", "device-plugin", "declaration")
     parser.add_argument("--format", choices=forms, help=text)
     parser.add_argument("--gpu", metavar="LIST", help="with --layout: all (the default), or indices such as 0,3")
@@ -64,9 +64,9 @@ def add(commands: argparse._SubParsersAction) -> None:  # type: ignore[type-arg]
 def _add_adopt(commands: argparse._SubParsersAction) -> None:  # type: ignore[type-arg]
     text = "print the mig= of a declaration that keeps the GPUs as others have partitioned them; change nothing"
     parser = commands.add_parser("adopt", help=text, description=text)
-    text = "not what stands, but what nvidia-mig-manager.service selects on this machine"
+    text = "not what exists, but what nvidia-mig-manager.service selects on this machine"
     parser.add_argument("--selected", action="store_true", help=text)
-    text = "not what stands, but that configuration of mig-parted: the value of the node's label nvidia.com/mig.config"
+    text = "not what exists, but that configuration of mig-parted: the value of the node's label nvidia.com/mig.config"
     parser.add_argument("--label", metavar="LABEL", help=text)
     text = "with --label: the file of the configurations; else that of nvidia-mig-manager.service"
     parser.add_argument("--file", type=Path, metavar="FILE", help=text)
@@ -81,7 +81,7 @@ def adopt(options: argparse.Namespace) -> int:
     from skyinfra.gpu.nvml import Nvml
 
     if options.file is not None and options.label is None:
-        options.usage("--file goes with --label, which names one of its configurations")
+        options.usage("--file needs --label, which names one of its configurations")
     if options.selected and options.label is not None:
         options.usage("--selected and --label name a configuration each")
     machine = SystemMachine()
@@ -90,7 +90,7 @@ def adopt(options: argparse.Namespace) -> int:
         raise InvalidField(
             "nvidia-mig-manager.service is not enabled on this machine, or selects nothing",
             field="--selected",
-            hint="Name a configuration with --label and its file with --file, or leave them out for what stands.",
+            hint="Name a configuration with --label and its file with --file, or leave them out for what exists.",
         )
     selection = None
     if options.selected or options.label is not None:
@@ -107,11 +107,11 @@ def adopt(options: argparse.Namespace) -> int:
 def run(options: argparse.Namespace) -> int:
     """Executes the command."""
     if options.gpu is not None and options.layout is None:
-        options.usage("--gpu goes with --layout: everything else is about every GPU")
+        options.usage("--gpu needs --layout: everything else is about every GPU")
     if options.on_request and options.config is None:
-        options.usage("--on-request goes with --config")
+        options.usage("--on-request needs --config")
     if options.format is not None and not options.export:
-        options.usage("--format goes with --export")
+        options.usage("--format needs --export")
     if options.export and (options.check or options.dry_run):
         options.usage("--export changes nothing and compares nothing")
     if (options.check or options.dry_run) and (options.save or options.restore):

@@ -145,7 +145,7 @@ class Service:
             try:
                 request.write(
                     self._directory,
-                    Drain(request.VERSION, request.ENDING, "the node is told to end", until, request.this_boot()),
+                    Drain(request.VERSION, request.ENDING, "the node is asked to end", until, request.this_boot()),
                 )
             except StateDirectoryError as error:
                 logger.warning("%s", error)

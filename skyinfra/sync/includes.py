@@ -188,7 +188,7 @@ def _walk(
         if _left_out(item, path, patterns) or secrets.is_read_from(real):
             continue
         if item.is_symlink() and not any(map(real.is_relative_to, within)):
-            _say(path, real, f"a link that leads out of what goes along, to {real}; include that as well to have it")
+            _say(path, real, f"a link that leads out of what is sent along, to {real}; include that as well to have it")
         elif item.is_dir():
             if real in above:
                 _say(path, real, "a link to a folder that it is in")

@@ -77,7 +77,7 @@ def _notes(found: FleetAdvice) -> list[str]:
     if found.reserved:
         lines.append(
             f"{counted(found.reserved, 'task')} had nine tenths of their slot's memory or more: frameworks such "
-            "as JAX and vLLM reserve it whatever they need, unless they are told otherwise."
+            "as JAX and vLLM reserve it whatever they need, unless they are configured otherwise."
         )
     if found.silent:
         lines.append(

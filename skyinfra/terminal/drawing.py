@@ -236,24 +236,25 @@ def _change_text(alike: Sequence[GpuChange], width: int) -> Text:
 
 
 def _change_facts(alike: Sequence[GpuChange]) -> list[tuple[str, str]]:
-    """Pairs of a word and a sentence: stays and goes, then comes and the tasks that end."""
+    """Returns pairs of a word and a sentence: what is kept, destroyed and created, and the tasks that end."""
     first = alike[0]
     tasks = Counter(task for change in alike for task in change.tasks)
     ends = ", ".join(name if count == 1 else f"{name} ({count} times)" for name, count in tasks.items())
     destroyed = _places(first.destroyed) if first.before else "the whole GPU"
-    comes = _places(first.comes) if first.after else "the whole GPU"
-    return [("stays", _places(first.stays)), ("goes", destroyed), ("comes", comes), ("ends", ends or "no task")]
+    created = _places(first.created) if first.after else "the whole GPU"
+    kept = _places(first.kept)
+    return [("kept", kept), ("destroyed", destroyed), ("created", created), ("ends", ends or "no task")]
 
 
 def _summary(found: Transition) -> str:
     if not found.changes:
         return f"nothing changes on {counted(found.unchanged, 'GPU')}"
     destroyed = sum(len(change.destroyed) or len(change.ends) for change in found.changes)
-    comes = sum(len(change.comes) or 1 for change in found.changes)
-    stays = sum(len(change.stays) for change in found.changes)
+    created = sum(len(change.created) or 1 for change in found.changes)
+    kept = sum(len(change.kept) for change in found.changes)
     tasks = sum(len(change.tasks) for change in found.changes)
     gpus = counted(len(found.changes), "GPU")
-    text = f"on {gpus} {counted(destroyed, 'slot')} go, {comes} come, {stays} stay"
+    text = f"on {gpus} {counted(destroyed, 'slot')} destroyed, {created} created, {kept} kept"
     text += f"; {counted(found.unchanged, 'GPU')} stay as they are" if found.unchanged else ""
     if tasks:
         has = "has" if tasks == 1 else "have"

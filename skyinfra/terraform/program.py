@@ -253,7 +253,7 @@ class Terraform(python_terraform.Terraform):  # type: ignore[misc]
 
 def _after_interruption(remote: str | None) -> str:
     last = "Run `skyinfra deploy` to go on, or `skyinfra destroy` to remove what exists."
-    return f"The state is saved. {last}" if remote is None else f"What was begun goes on at {remote}\n{last}"
+    return f"The state is saved. {last}" if remote is None else f"What was begun is still running at {remote}\n{last}"
 
 
 @contextmanager

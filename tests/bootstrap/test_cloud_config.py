@@ -29,8 +29,8 @@ def test_committed_user_data(file: Path, rules: dict[str, Any]) -> None:
     ("text", "said"),
     [
         ("runcmd:\n  - [a]\n", "#cloud-config"),
-        (f"{HEAD}runcmd:\n  - [a]\nruncmd:\n  - [b]\n", "'runcmd' stands twice"),
-        (f"{HEAD}write_files:\n  - path: /a\n    path: /b\n", "'path' stands twice"),
+        (f"{HEAD}runcmd:\n  - [a]\nruncmd:\n  - [b]\n", "'runcmd' is there twice"),
+        (f"{HEAD}write_files:\n  - path: /a\n    path: /b\n", "'path' is there twice"),
         (f"{HEAD}wirte_files:\n  - path: /a\n", "wirte_files: unknown"),
         (f"{HEAD}write_files:\n  - path: /a\n    mode: '0644'\n", "write_files.0: "),
         (f"{HEAD}write_files:\n  - path: /a\n    permissions: 420\n", "write_files.0.permissions: "),

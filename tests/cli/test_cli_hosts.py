@@ -225,7 +225,7 @@ def test_what_does_not_go_together(home: Path, tmp_path: Path) -> None:
     file = tmp_path / "fleet.json"
     for arguments in (("p-0",), ("--", "ls")):
         assert "names all nodes and opens no shell" in str(configure(FLEET, file, *arguments).exception)
-    assert "goes with --config" in str(CliRunner().invoke(app, ["ssh", str(file), "--replace"]).exception)
+    assert "needs --config" in str(CliRunner().invoke(app, ["ssh", str(file), "--replace"]).exception)
     assert "a container has no SSH server" in str(configure(replace(FLEET, provider="container"), file).exception)
     assert "on the machine where it was deployed" in str(configure(replace(FLEET, provider="local"), file).exception)
 

@@ -20,7 +20,7 @@ def run(*arguments: str) -> str:
 
 def test_json() -> None:
     (offer,) = json.loads(run("A100-80GB:8", "--provider", "aws", "--json"))["offers"]
-    assert (offer["machine_type"], offer["chosen"], offer["count"], offer["memory_gb"]) == (
+    assert (offer["machine_type"], offer["selected"], offer["count"], offer["memory_gb"]) == (
         "p4de.24xlarge",
         True,
         8,
@@ -47,7 +47,7 @@ def test_the_chosen_row_is_marked_and_prices_have_region_and_date() -> None:
 
 def test_the_chosen_row_is_one_that_can_be_deployed() -> None:
     found = json.loads(run("H100:8", "--json"))["offers"]
-    (selected,) = [offer for offer in found if offer["chosen"]]
+    (selected,) = [offer for offer in found if offer["selected"]]
     deployable = [offer for offer in found if offer["deployable"]]
     assert selected == deployable[0] and selected["provider"] in sky_providers.deployable()
     assert all(bool(offer["not_deployable_because"]) != offer["deployable"] for offer in found)
@@ -58,17 +58,17 @@ def test_the_chosen_row_is_one_that_can_be_deployed() -> None:
 
 def test_a_machine_without_a_known_image_is_not_chosen() -> None:
     found = {o["machine_type"]: o for o in json.loads(run("V100-32GB:8", "--provider", "aws", "--json"))["offers"]}
-    assert found and all(o["deployable"] and not o["chosen"] for o in found.values())
+    assert found and all(o["deployable"] and not o["selected"] for o in found.values())
     assert all("Deep Learning images" in o["refused_because"] for o in found.values())
     assert "own image" in run("V100-32GB:8", "--provider", "aws")
-    (selected,) = [o for o in json.loads(run("MI300X", "--json"))["offers"] if o["chosen"]]
+    (selected,) = [o for o in json.loads(run("MI300X", "--json"))["offers"] if o["selected"]]
     assert (selected["provider"], selected["refused_because"]) == ("digitalocean", None)
 
 
 @pytest.mark.parametrize("slice_", ["TPUv5p_8", "TPUv4_64"])
 def test_the_slices_of_the_offers_can_be_deployed(slice_: str) -> None:
     (found,) = json.loads(run(slice_, "--json"))["offers"]
-    assert found["deployable"] and found["chosen"]
+    assert found["deployable"] and found["selected"]
 
 
 def test_providers_that_cannot_be_deployed_to_say_why() -> None:

@@ -126,7 +126,7 @@ def test_import_names_what_is_wrong(file: Path) -> None:
     ("text", "part"),
     [
         ("version: v1\nmig-configs: {\n", "line 3"),
-        ("version: v1\nversion: v1\n", "line 2: not YAML: version stands twice"),
+        ("version: v1\nversion: v1\n", "line 2: not YAML: version is there twice"),
         ("version: v1\nmig-configs:\n  a:\n    - devices: all\n      devices: all\n", "line 5"),
         ("", "a mapping"),
         ("version: \x00", "not YAML"),

@@ -142,7 +142,7 @@ def test_the_command_starts_ranks(fleet, tmp_path, script):
     assert sorted(done.stdout.splitlines()) == [f"{rank}: {rank} 2 ['--nodes', '7']" for rank in (0, 1)]
     command = [sys.executable, "-m", "skyinfra.cli", "run", "fleet.json", "--nodes", "2", "train.py"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (2, "error: --nodes: goes with --torchrun (given: 2)\n")
+    assert (done.returncode, done.stderr) == (2, "error: --nodes: needs --torchrun (given: 2)\n")
 
 
 @pytest.mark.parametrize(

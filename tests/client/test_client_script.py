@@ -359,7 +359,7 @@ def test_nothing_is_written_outside_of_the_folder(shipped, project, tmp_path, mo
     assert not list((tmp_path / "elsewhere").iterdir())
     with pytest.raises(sky.InvalidField, match="--fetch: names no files"):
         shipped(project / "train.py", fetch=("../*",))
-    with pytest.raises(sky.InvalidField, match="--fetch-to: goes with --fetch"):
+    with pytest.raises(sky.InvalidField, match="--fetch-to: needs --fetch"):
         ScriptOptions(fetch_to=tmp_path)
 
 
@@ -593,9 +593,9 @@ def test_what_is_no_script(fleet, tmp_path, monkeypatch, words, says):
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"slots": 2, "torchrun": True}, "--slots: goes without --torchrun"),
+        ({"slots": 2, "torchrun": True}, "--slots: cannot be used with --torchrun"),
         ({"slots": 2, "detach": True}, "--slots: a job takes one slot"),
-        ({"name": "a", "torchrun": True}, "--name: goes without --torchrun"),
+        ({"name": "a", "torchrun": True}, "--name: cannot be used with --torchrun"),
         ({"name": "a b"}, "name: at most 63"),
     ],
 )

@@ -17,7 +17,7 @@ from skyinfra import NodeFailed, NotSupported
 from skyinfra.doctor import examine
 from skyinfra.drain import request
 from skyinfra.drain.notices import ENDPOINT, Notice
-from skyinfra.drain.preemption import Delivered, NoticeHandler, PreemptionWatch
+from skyinfra.drain.preemption import NoticeDocument, NoticeHandler, PreemptionWatch
 from skyinfra.drain.request import Drain
 from skyinfra.first_boot import fetch
 from skyinfra.node import folder
@@ -255,7 +255,7 @@ def test_a_message_that_cannot_be_read_changes_nothing(
         assert "notice.json" in caplog.text
         caplog.clear()
     drain = Drain(request.VERSION, "aws", "taken back", None, boot="another")
-    (tmp_path / "notice.json").write_text(json.dumps(Delivered(1, "of an earlier boot", drain).to_json()))
+    (tmp_path / "notice.json").write_text(json.dumps(NoticeDocument(1, "of an earlier boot", drain).to_json()))
     runner.poll()
     assert not (tmp_path / "drain.json").exists()
 
@@ -266,6 +266,6 @@ def test_a_message_below_run_is_of_this_boot(tmp_path: Path, monkeypatch: pytest
     own = tmp_path / "run/skyinfra-interrupt"
     own.mkdir(parents=True)
     drain = Drain(request.VERSION, "aws", "taken back", None, boot="of the service")
-    (own / "notice.json").write_text(json.dumps(Delivered(1, "a key", drain).to_json()))
+    (own / "notice.json").write_text(json.dumps(NoticeDocument(1, "a key", drain).to_json()))
     NoticeHandler(NodeDirectory(tmp_path, tmp_path / "root")).poll()
     assert asked(tmp_path) == dataclasses.replace(drain, boot=request.this_boot())

@@ -40,7 +40,7 @@ static int instance_at(const struct gpu *gpu, unsigned start)
     for (unsigned i = 0; i < gpu->instance_count; i++)
         if (gpu->instances[i].start == start)
             return (int)gpu->instances[i].id;
-    fprintf(stderr, "fake-nvml-ctl: no instance stands at %u\n", start);
+    fprintf(stderr, "fake-nvml-ctl: there is no instance at %u\n", start);
     exit(1);
 }
 

@@ -88,7 +88,7 @@ def test_the_command_line(fake_machine: Machine) -> None:
     assert "#   nvidia.com/gpu: 14\n" in text
     assert run(machine, "--export", "--format", "mig-parted").stdout == run(machine, "--export").stdout
     wrong = machine.python("-m", "skyinfra.runner", "partition", "--layout", "off", "--format", "gres")
-    assert (wrong.returncode, "--format goes with --export" in wrong.stderr) == (2, True)
+    assert (wrong.returncode, "--format needs --export" in wrong.stderr) == (2, True)
 
 
 # Beside NVIDIA's mig-manager.
@@ -181,7 +181,7 @@ def test_a_configuration_that_cannot_be_adopted(
         assert f"{configs}: mig-configs.wrong[0].mig-devices" in refused("--label", "wrong", *label[2:])
         assert "/nowhere.yaml: cannot be read" in refused("--label", "small", "--file", "/nowhere.yaml")
         assert "/etc/nvidia-mig-manager/config.yaml: cannot be read" in refused("--label", "small")
-        assert "--file goes with --label" in refused("--file", str(configs))
+        assert "--file needs --label" in refused("--file", str(configs))
         assert "name a configuration each" in refused("--selected", "--label", "small")
         for text in ("", "[1]", "a: [", "version: v2\nmig-configs: {}\n"):
             configs.write_text(text)

@@ -427,7 +427,7 @@ def test_a_process_holds_as_long_as_it_lives(fake_machine: Machine) -> None:
     ("arguments", "code", "message"),
     [
         (("hold", "8"), 2, "expected a number below 1, got 8"),
-        (("hold", "0", "--start", "3"), 1, "no instance stands at 3"),
+        (("hold", "0", "--start", "3"), 1, "there is no instance at 3"),
         (("hold", "0", "--loud"), 2, "fake-nvml-ctl hold GPU"),
         (("new", "h100"), 1, 'no model "h100"'),
         (("explode",), 2, "fake-nvml-ctl reboot"),

@@ -51,7 +51,7 @@ def test_a_held_gpu_cannot_be_reset(api: SimulatedDriver) -> None:
 
 
 def test_nobody_holds_what_does_not_stand(api: SimulatedDriver, gpu: Gpu) -> None:
-    with pytest.raises(ValueError, match="no instance stands at 4"):
+    with pytest.raises(ValueError, match="there is no instance at 4"):
         api.hold(0, pid=1, start=4)
     assert gpu.processes() == ()
 

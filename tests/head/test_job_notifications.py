@@ -94,7 +94,7 @@ def test_the_head_tells_of_the_end_and_no_slow_webhook_stops_it(
         refused = detach_script(pool, script, ["0"], name="refused", notify=[server.url(secret)])
         assert refused.result(timeout=30) == 0
         assert told(refused) == [("127.0.0.1", "failed", "answered 410")]
-        assert "127.0.0.1 not told: answered 410" in command("jobs", fleet).stdout
+        assert "127.0.0.1 not notified: answered 410" in command("jobs", fleet).stdout
         (listed,) = [
             job for job in json.loads(command("jobs", fleet, "--json").stdout)["jobs"] if job["name"] == "fails"
         ]
@@ -110,7 +110,7 @@ def test_the_head_tells_of_the_end_and_no_slow_webhook_stops_it(
     assert fails["text"].startswith("fails on demo/mig: failed after 0:00:0")
     assert fails["text"].endswith(": skyinfra.ScriptFailed: train.py ended with exit code 3")
     assert (fails["job"]["exit_code"], fails["job"]["pool"]) == (3, "demo/mig")
-    assert "job refused: 127.0.0.1 was not told of its end: answered 410" in head.directory.log_file.read_text()
+    assert "job refused: 127.0.0.1 was not notified: answered 410" in head.directory.log_file.read_text()
     assert files_with(secret, head.path) == [] and processes_with(secret) == {}
 
 
@@ -146,7 +146,7 @@ def test_a_head_that_starts_anew_has_forgotten_the_address_and_takes_it_again(
         # After the end it is told at once, and only once.
         left.give(notify=[url])
         assert told(left) == SENT and len(server.received) == 2
-        with pytest.raises(sky.InvalidField, match="its end was told already"):
+        with pytest.raises(sky.InvalidField, match="its end was notified already"):
             left.give(notify=[url])
         # One that is forgotten meanwhile leaves nothing.
         gone = pool.detach(Task(wait_for, (f"{path}-left",)), "gone", notify=[server.url(f"hang/{secret}")])
@@ -179,9 +179,7 @@ def test_commands_run_on_the_client_which_tells_of_what_it_waits_for(
     server.answers = [404]
     failing = command("run", fleet, "--notify", "command:exit 4", "--notify", "SLACK_URL", str(script), "0")
     assert "train.py: the command of --notify ended with 4" in failing.stderr
-    assert (
-        "train.py: 127.0.0.1 was not told of its end: answered 404" in failing.stderr and secret not in failing.output
-    )
+    assert "train.py: 127.0.0.1 was not notified: answered 404" in failing.stderr and secret not in failing.output
     refused = command("run", fleet, "--detach", "--notify", mails, str(script), "0", code=1).exception
     assert isinstance(refused, sky.NotSupported) and "jobs result STACK/POOL JOB --notify command:" in str(refused)
     for wrong, error in (

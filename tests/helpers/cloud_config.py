@@ -101,11 +101,11 @@ _VALIDATOR = validators.extend(Draft4Validator, {"deprecated": _deprecated})
 
 
 class _Strict(yaml.SafeLoader):
-    """Refuses a key that stands twice; YAML forbids it, and cloud-init takes the last one."""
+    """Refuses a key that is there twice; YAML forbids it, and cloud-init takes the last one."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         for key in keys:
             if keys.count(key) > 1:
-                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} stands twice", node.start_mark)
+                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is there twice", node.start_mark)
         return super().construct_mapping(node, deep=deep)

@@ -217,7 +217,7 @@ def test_a_dead_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     skyinfra(project, "deploy", "--auto-approve")
     try:
         # As a reboot of this machine ends them: a runner that was killed alone comes back.
-        for name in ("keeper.pid", "runner.pid"):
+        for name in ("watchdog.pid", "runner.pid"):
             pid = int((project / ".skyinfra" / "quickstart" / "pool" / "pool-0" / name).read_text())
             os.killpg(pid, signal.SIGKILL)
         until(lambda: not processes(project, "skyinfra.runner"))

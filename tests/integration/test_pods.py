@@ -115,5 +115,5 @@ def test_pods_start_in_any_order_and_end_in_their_own_time(tmp_path: Path) -> No
             until(lambda: len(list(marks.iterdir())) == 4, "a task runs on every slot")
             for process in (worker, head):
                 process.send_signal(signal.SIGTERM)
-            assert [future.result(timeout=30) for future in futures] == ["the node is told to end"] * 4
+            assert [future.result(timeout=30) for future in futures] == ["the node is asked to end"] * 4
         assert [process.wait(timeout=pods.grace_s) for process in (worker, head)] == [0, 0]

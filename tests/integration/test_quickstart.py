@@ -323,11 +323,13 @@ def test_a_layout_changes_in_place_while_tasks_run(tmp_path: Path) -> None:
             plan = json.loads(skyinfra(project, "mig", "plan", "quickstart/mig", "--json", "--svg", "plan.svg").stdout)
             assert [(each["node"], each["gpu"]) for each in plan["gpus"]] == [("mig-0", 0), ("mig-1", 0)]
             assert plan["gpus"][0]["ends"] == {goes.slot: ["until_open"]}
-            assert [[place["profile"] for place in each["comes"]] for each in plan["gpus"]] == [["2g.20gb"] * 3] * 2
+            assert [[place["profile"] for place in each["created"]] for each in plan["gpus"]] == [["2g.20gb"] * 3] * 2
             assert plan["unchanged"] == 2
             assert "mig-0 GPU 0; mig-1 GPU 0: after" in (project / "plan.svg").read_text()
             whole = skyinfra(project, "mig", "plan", "quickstart/mig", "off|3g.40gb").stdout
-            assert "2 slots go, 2 come, 0 stay; 2 GPUs stay as they are; 1 task has 10m to end" in whole, whole
+            assert "2 slots destroyed, 2 created, 0 kept; 2 GPUs stay as they are; 1 task has 10m to end" in whole, (
+                whole
+            )
             advice = skyinfra(project, "mig", "advise", "quickstart/mig", check=False)
             assert (advice.returncode, "0 tasks measured, too few" in advice.stderr) == (1, True), advice.stderr
             with subprocess.Popen(
@@ -350,7 +352,7 @@ def test_a_layout_changes_in_place_while_tasks_run(tmp_path: Path) -> None:
                 out = deploy.communicate(timeout=120)[0]
                 assert deploy.returncode == 0, out
                 assert "ends    until_open" in out
-                assert "2 slots go, 6 come, 0 stay; 2 GPUs stay as they are; 1 task has 10m to end" in out
+                assert "2 slots destroyed, 6 created, 0 kept; 2 GPUs stay as they are; 1 task has 10m to end" in out
                 assert f"waiting: node mig-0: tasks end on slots that go: slot {goes.slot}: task until_open" in out
             after = pool.slots()
             assert sorted(s.profile or "" for s in after) == ["2g.20gb"] * 6 + ["3g.40gb"] * 4

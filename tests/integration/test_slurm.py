@@ -165,7 +165,7 @@ def test_a_task_on_every_slot_and_an_orderly_end(slurm: Slurm, tmp_path: Path) -
             until(lambda: len(list(tmp_path.iterdir())) == len(SLOTS), "a task runs on every slot")
             began = time.monotonic()
             slurm.run("scancel", job.id)
-            assert [future.result(timeout=30) for future in futures] == ["the node is told to end"] * len(SLOTS)
+            assert [future.result(timeout=30) for future in futures] == ["the node is asked to end"] * len(SLOTS)
         assert job.ended() == "CANCELLED"
         assert time.monotonic() - began < slurm_cluster.KILL_WAIT_S
         assert job.own_folders() == []
@@ -193,7 +193,7 @@ def test_the_time_limit_and_a_job_that_is_requeued(slurm: Slurm, tmp_path: Path)
             futures = pool.spread(until_told(str(tmp_path)))
             until(lambda: len(list(tmp_path.glob("mig-*"))) == len(SLOTS), "a task runs on every slot")
             slurm.run("scancel", "--batch", "--signal=TERM", job.id)
-            assert [future.result(timeout=30) for future in futures] == ["the node is told to end"] * len(SLOTS)
+            assert [future.result(timeout=30) for future in futures] == ["the node is asked to end"] * len(SLOTS)
         assert job.ended() == "COMPLETED"
         assert job.own_folders() == []
 

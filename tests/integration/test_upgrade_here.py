@@ -66,7 +66,7 @@ def test_a_fleet_of_an_earlier_version_is_used_and_upgraded_with_its_jobs(tmp_pa
 
     done = skyinfra(project, "upgrade", "quickstart/mig", "--auto-approve")
     assert f"every node has the runner of this skyinfra, {code.version()}" in done.stdout
-    assert "mig-1 goes over to the new runner" in done.stderr
+    assert "mig-1 moves to the new runner" in done.stderr
     assert len(runner_pids(project)) == 2
     assert not runner_pids(project) & before
     until(lambda: ready(project))

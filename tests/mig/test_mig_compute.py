@@ -62,7 +62,7 @@ def test_what_is_declared(declared: mig.Declared, canonical: str, instances: lis
         ("1c.3g.40gb*8", LayoutDoesNotFit, "at most 7 of 1c.3g.40gb"),
         (f"1c.3g.40gb*{10**8}", LayoutDoesNotFit, "at most 7 of 1c.3g.40gb"),
         ("1c.3g.40gb@4*4", LayoutDoesNotFit, "3 compute slices"),
-        ("3g.40gb@4+1c.3g.40gb@4", LayoutDoesNotFit, "another partition stands there"),
+        ("3g.40gb@4+1c.3g.40gb@4", LayoutDoesNotFit, "another partition is there"),
         ("1g.10gb@4*2", InvalidLayout, "only compute instances share one"),
     ],
 )

@@ -131,15 +131,15 @@ def test_a_place_in_a_declaration(declared: mig.Declared, canonical: str) -> Non
     ("declared", "error", "says"),
     [
         ("3g.40gb@2", LayoutDoesNotFit, "it starts at 0, 4"),
-        ("3g.40gb@4+2g.20gb@4", LayoutDoesNotFit, "another partition stands there"),
-        ("1g.10gb@0+1g.10gb@0", LayoutDoesNotFit, "another partition stands there"),
+        ("3g.40gb@4+2g.20gb@4", LayoutDoesNotFit, "another partition is there"),
+        ("1g.10gb@0+1g.10gb@0", LayoutDoesNotFit, "another partition is there"),
         ("2c.2g.20gb@0*3", InvalidLayout, "a place is that of one partition"),
         ("1g.10gb@0*2", InvalidLayout, "a place is that of one partition"),
         (">=20GB@0", InvalidLayout, "a place is that of one partition"),
         ({"1g.10gb@0": 2}, InvalidLayout, "a place is that of one partition"),
         ("3g.40gb@", InvalidLayout, "not the name of a profile"),
         ("3g.40gb@-1", InvalidLayout, "not the name of a profile"),
-        ("4g.40gb@0+3g.40gb@0", LayoutDoesNotFit, "another partition stands there"),
+        ("4g.40gb@0+3g.40gb@0", LayoutDoesNotFit, "another partition is there"),
         ("3g.40gb@0+4g.40gb", LayoutDoesNotFit, "no free place for 4g.40gb"),
     ],
 )

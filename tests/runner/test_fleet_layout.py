@@ -110,7 +110,7 @@ def test_a_layout_that_cannot_be_changes_nothing(make_node: MakeNode) -> None:
             (f"{text_of(BIG)}/{text_of(BIG)}", "per_gpu holds 2 layouts for 1 GPU"),
             ("3g.40gb@1", "the profile does not start there"),
             ("3g.20gb@0", "h100_80gb has no profile of that name"),
-            (text_of((*BIG, *SMALL)), "another partition stands there"),
+            (text_of((*BIG, *SMALL)), "another partition is there"),
         ]:
             head.directory.declared_file.write_text(text)
             until(lambda message=message: message in str(head.status().error), message)

@@ -57,7 +57,7 @@ def test_every_process_gets_the_signal_and_the_task_ends_by_itself(make_node: Ma
         for _ in range(2):
             for process in processes:
                 os.kill(process.pid, signal.SIGTERM)
-        assert future.result(timeout=20) == "the node is told to end"
+        assert future.result(timeout=20) == "the node is asked to end"
     until(lambda: node.directory.holder() is None, "the runner has ended")
     assert 0.5 < time.monotonic() - began < 20
     until(lambda: not [each for each in processes if each.is_running()], "all processes have ended")

@@ -442,7 +442,7 @@ def test_links_lead_nowhere_else(project, tmp_path, capsys, monkeypatch):
         assert found == ["data/deeper/x", "data/folder/x", "data/link.txt", "data/vocab.txt"]
     said = capsys.readouterr().err
     assert said.count("data/deeper/up is left out: a link to a folder that it is in\n") == 1
-    assert said.count(f"data/out is left out: a link that leads out of what goes along, to {tmp_path};") == 1
+    assert said.count(f"data/out is left out: a link that leads out of what is sent along, to {tmp_path};") == 1
     assert "data/gone is left out" in said and "data/code is left out" in said
     # What goes along itself may be led to.
     assert "data/code/shiny/deeper.py" in scanned(project, "data", "src")

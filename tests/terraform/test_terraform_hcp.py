@@ -143,7 +143,7 @@ def test_an_interruption_says_where_what_was_begun_goes_on(make: Make, tmp_path:
         (tmp_path / "go").touch()
     assert process.returncode == 130
     [run] = hcp.runs
-    assert f"What was begun goes on at https://{hcp.hostname}/app/{ORGANIZATION}/fleet/runs/{run}" in printed
+    assert f"What was begun is still running at https://{hcp.hostname}/app/{ORGANIZATION}/fleet/runs/{run}" in printed
     hcp.wait()
     assert hcp.runs[run].status == "applied"
     assert [each["name"] for each in hcp.state("fleet")["resources"]] == ["a"]

@@ -80,7 +80,7 @@ class SimulatedDriver:
             there = {(each.start, 0): (each.id, 0) for each in gpus[index].instances}
             there |= {(i.start, c.start): (i.id, c.id) for i in gpus[index].instances for c in i.compute}
             if start is not None and (start, compute) not in there:
-                raise ValueError(f"no instance stands at {start}")
+                raise ValueError(f"there is no instance at {start}")
             instance, number = (None, 0) if start is None else there[start, compute]
             process = ProcessState(pid or os.getpid(), instance, used, number)
             if held:

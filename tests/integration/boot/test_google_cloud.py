@@ -65,5 +65,5 @@ def test_a_node_is_set_up_watched_and_taken_back_by_its_metadata(bed: Bed, fleet
     assert [each["profile"] for gpu in node.gpus() for each in gpu["instances"]] == ["7g.80gb"]
     assert node.metadata.refused == 0
     node.metadata.preempted = "TRUE"
-    status = until(lambda: (s := node.status()) and s.get("leaving") and s, seconds=60) or {}
-    assert "Google Cloud takes the spot machine back" in json.dumps(status["leaving"])
+    status = until(lambda: (s := node.status()) and s.get("drain_reason") and s, seconds=60) or {}
+    assert "Google Cloud takes the spot machine back" in json.dumps(status["drain_reason"])

@@ -161,7 +161,7 @@ def test_the_lab_is_as_it_is_written(hosts: Hosts, tmp_path: Path) -> None:
         assert done.stdout == "10 GB 40 GB 80 GB\n", done.stderr
         assert skyinfra(here, *ssh, HOME=str(tmp_path)).stdout.startswith("lab-gpus-")
         program.write_text(re.sub(r"^SHARED = .*\n", changed, program.read_text(), flags=re.MULTILINE))
-        assert "1 slot go, 2 come, 1 stay; 7 GPUs stay as they are" in skyinfra(here, *plan).stdout
+        assert "1 slot destroyed, 2 created, 1 kept; 7 GPUs stay as they are" in skyinfra(here, *plan).stdout
         skyinfra(here, *again)
         until(lambda: skyinfra(here, *status).stdout.count("  ready") == 16, seconds=90)
     finally:
