@@ -151,7 +151,7 @@ def _post_once(webhook: Webhook, notice: Notice) -> tuple[str | None, bool]:
             return None, False
     except urllib.error.HTTPError as answer:
         answer.close()
-        redirect = ", a redirect, which is not followed" if 300 <= answer.code < 400 else ""
+        redirect = ", a redirect, which is refused" if 300 <= answer.code < 400 else ""
         return f"answered {answer.code}{redirect}", answer.code >= 500 or answer.code == HTTPStatus.TOO_MANY_REQUESTS
     except Exception as error:  # noqa: BLE001 - a notification that fails fails nothing else
         reason = error.reason if isinstance(error, urllib.error.URLError) else error

@@ -102,7 +102,7 @@ class Queue:
         self._journal = journal
         self._jobs = jobs
         self._on_over = on_over
-        self._turns = FairShare()
+        self._fair_share = FairShare()
         self._woken = asyncio.Event()
         self._execution: Execution | None = None
         self._loop: asyncio.Task[None] | None = None
@@ -168,14 +168,14 @@ class Queue:
         while True:
             waiting = [job for job in self._jobs.values() if job.waits]
             if not waiting:
-                self._turns.forget()
+                self._fair_share.forget()
                 return
             slots = execution.slots()
             busy = Counter(job.needs for job in self._jobs.values() if job.running)
             if busy.total() >= len(slots):
                 return
             free = {needs for needs in {job.needs for job in waiting} if busy[needs] < _places(slots, needs)}
-            selected = self._turns.choose(job.info for job in waiting if job.needs in free)
+            selected = self._fair_share.choose(job.info for job in waiting if job.needs in free)
             if selected is None:
                 return
             yield self._jobs[selected.id]

@@ -49,8 +49,8 @@ def test_slack_reads_no_markup_and_programs_read_fields() -> None:
         ([503, 429, 200], None, 3),
         ([500], "answered 500", 3),
         ([404], "answered 404", 1),
-        ([302], "answered 302, a redirect, which is not followed", 1),
-        ([307], "answered 307, a redirect, which is not followed", 1),
+        ([302], "answered 302, a redirect, which is refused", 1),
+        ([307], "answered 307, a redirect, which is refused", 1),
     ],
 )
 def test_what_may_pass_is_tried_thrice_and_no_redirect_is_followed(

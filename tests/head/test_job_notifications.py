@@ -21,7 +21,7 @@ from webhook_server import WebhookServer, webhook_server
 
 import skyinfra as sky
 from skyinfra.cli.app import app
-from skyinfra.cli.notify import tell
+from skyinfra.cli.notify import send
 from skyinfra.client import connect, detach_script
 from skyinfra.engine.notifications import Notice
 from skyinfra.tasks import Task
@@ -212,9 +212,9 @@ def test_a_command_gets_what_variables_can_hold(tmp_path: Path, capsys: pytest.C
     mail = tmp_path / "mail"
     for problem in ("a\0b", "é" * 200_000):
         notice = Notice("demo/mig", "nightly", "failed", problem=problem)
-        tell([f'command:(echo "$SKYINFRA_JOB_PROBLEM"; cat) > {mail}'], notice)
+        send([f'command:(echo "$SKYINFRA_JOB_PROBLEM"; cat) > {mail}'], notice)
         problem_there, text = mail.read_text(encoding="utf-8").splitlines()
         assert problem_there == problem.replace("\0", "")[:4000] and text == notice.text
     # One that does not read, and one that is not there.
-    tell(["command:exit 0", "command:no-such-program"], notice)
+    send(["command:exit 0", "command:no-such-program"], notice)
     assert capsys.readouterr().err == "warning: nightly: the command of --notify ended with 127\n"
