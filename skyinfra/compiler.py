@@ -202,7 +202,7 @@ def _slots(config: NodeConfig) -> Iterator[ManifestSlot]:
 
 
 def revision(deployment: Deployment) -> str:
-    """The hash of what is declared and reaches a node when it is made: equal where no node has to be made anew.
+    """Returns the hash of what is declared and reaches a node when it is made: equal where no node has to be made anew.
 
     Not in it: the layout, which reaches running nodes in place (layouts that follow the work, where only one layout
     does, are in it), and whatever comes from the machine that deploys or
@@ -227,7 +227,7 @@ def revision(deployment: Deployment) -> str:
 
 
 def _bare(accelerator: Accelerator) -> str:
-    """The accelerator without its layout, and without what only chooses the machine."""
+    """Returns the accelerator without its layout, and without what only chooses the machine."""
     if accelerator.custom:
         return str(accelerator.with_(mig=None, form_factor=None, exact=False))
     return str(accelerator.with_(mig=None, partition=None, form_factor=None, exact=False))

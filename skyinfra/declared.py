@@ -113,7 +113,7 @@ def _class_of(complaint: ErrorDetails) -> str | None:
 
 
 def _wrong(model: type[Declaration], path: str, complaints: Sequence[ErrorDetails]) -> InvalidField:
-    """The error of a value; the lines behind the first one of its message are what would work."""
+    """Returns the error of a value; the lines behind the first one of its message are what would work."""
     expected = list(dict.fromkeys(filter(None, map(_expected, complaints))))
     if expected and len(expected) >= len(complaints) - 1:
         message, hint = f"expected {' or '.join(expected)}", ""

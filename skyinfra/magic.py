@@ -109,7 +109,7 @@ class Remote:
         return self._pools[name]
 
     def _names(self, source: str, file: str, selected: list[str] | None) -> dict[str, object]:
-        """The names for the cell, with their values. Raises `InvalidField`, also for what is no Python."""
+        """Returns the names for the cell, with their values. Raises `InvalidField`, also for what is no Python."""
         there, hidden = self._shell.user_ns, self._shell.user_ns_hidden
         try:
             found = used(source, file)

@@ -48,7 +48,7 @@ def load_library(name: str | None = None) -> ModuleType:
 
 
 def library_of(scope: object) -> ModuleType:
-    """The library that *scope*, an App or a construct inside of one, belongs to. Raises `InvalidField`."""
+    """Returns the library that *scope*, an App or a construct inside of one, belongs to. Raises `InvalidField`."""
     node = getattr(scope, "node", None)
     for candidate in (scope, getattr(node, "root", None)):
         for base in type(candidate).__mro__:
@@ -143,7 +143,7 @@ def modules_folder(kinds: frozenset[str]) -> Path:
 
 
 def _packs_runner(deployment: Deployment) -> bool:
-    """Whether the runner is compressed on its way: metadata have no room for it as it is."""
+    """Returns whether the runner is compressed on its way: metadata have no room for it as it is."""
     return deployment.pool.provider.data.boot.delivery == "metadata"
 
 
@@ -156,7 +156,7 @@ def _runner_source(library: ModuleType, stack: Any, packed: bool) -> str:
 
 @cache
 def _runner_file(packed: bool) -> Path:
-    """The runner's wheel in a file; packed: compressed."""
+    """Returns the runner's wheel in a file; packed: compressed."""
     wheel = runner_wheel.wheel()
     name, content = runner_wheel.packed(wheel) if packed else (wheel.name, wheel.content)
     file = _temporary_folder() / name
@@ -229,7 +229,7 @@ def _sections(
 
 
 def _providers(deployments: Sequence[Deployment]) -> dict[str, dict[str, Any]]:
-    """The Terraform providers of the pools, one for each configuration that differs."""
+    """Returns the Terraform providers of the pools, one for each configuration that differs."""
     needed = [each for deployment in deployments for each in deployment.pool.provider.terraform()]
     configurations: dict[str, list[dict[str, Any]]] = {}
     required = {}
@@ -245,7 +245,7 @@ def _different(needed: Sequence[TerraformProvider]) -> list[TerraformProvider]:
 
 
 def module_inputs(deployment: Deployment, project: str) -> dict[str, Any]:
-    """The inputs of the pool's module: the core ones of every provider, then the provider's own."""
+    """Returns the inputs of the pool's module: the core ones of every provider, then the provider's own."""
     pool, selection, data = deployment.pool, deployment.selection, user_data(deployment)
     inputs = {
         "name": pool.name,

@@ -13,12 +13,12 @@ from support import ROOT
 
 PACKAGE = ROOT / "skyinfra"
 FILES = sorted(PACKAGE.rglob("*.py"))
-# What the field says for each stands in DESIGN: notify or report, watchdog, drain or remove, apply, destroy, exist, select.
-WORDS = frozenset("telling told teller keeper leaving followed goes stands standing chosen cargo desk turns".split())
+# The field says: notify or report, watchdog, drain or remove, apply, destroy, exist, select, queue.
+WORDS = {"telling", "told", "teller", "keeper", "leaving", "followed", "goes", "stands", "standing", "chosen"}
+WORDS |= {"cargo", "desk", "turns"}
 # Names that hide what is in a file.
-HIDING = frozenset(
-    "found live placed known standing reach endings lost asked asking instead parked surroundings misc utils".split()
-)
+HIDING = {"found", "live", "placed", "known", "standing", "reach", "endings", "lost", "asked", "asking", "instead"}
+HIDING |= {"parked", "surroundings", "misc", "utils"}
 # What versions before wrote, which is read and written for one version more; and words on the wire between versions.
 BEFORE = {
     "node/folder.py": {"leaving", "keeper.pid", "followed"},
@@ -67,6 +67,14 @@ def test_names_keys_and_messages_have_the_words_of_the_field(path: Path) -> None
 
 def test_files_are_named_by_what_they_hold() -> None:
     assert [str(path.relative_to(PACKAGE)) for path in FILES if path.stem in HIDING] == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_docstrings_begin_with_a_subject_or_a_verb(path: Path) -> None:
+    nodes = [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    texts = [ast.get_docstring(node) or "" for node in nodes if isinstance(node, kinds)]
+    assert [text.partition("\n")[0] for text in texts if re.match(r"(What|One that|That which)\b", text)] == []
 
 
 def test_look_returns_what_a_fleet_is_now() -> None:

@@ -158,7 +158,7 @@ class Accelerator:
         mig_model: str | None = None,
         metadata: Mapping[str, Scalar] | None = None,
     ) -> Accelerator:
-        """An accelerator that is not in the catalog; see Custom."""
+        """Returns an accelerator that is not in the catalog; see Custom."""
         if not isinstance(name, str) or not name.strip():
             raise InvalidAccelerator("a custom accelerator needs a name", field="name", given=name)
         if mig_model is not None:
@@ -212,7 +212,7 @@ class Accelerator:
         return dict(self._details)
 
     def layouts(self, count: int | None = None) -> tuple[Layout, ...]:
-        """The layout of each GPU, for *count* GPUs (default: the declared count, or 1); () for whole GPUs.
+        """Returns the layout of each GPU, for *count* GPUs (default: the declared count, or 1); () for whole GPUs.
 
         The partitions of an AMD GPU bear the name of its partition mode; start and size are in XCDs. Raises
         InvalidLayout where per_gpu() holds another number of layouts.
@@ -243,7 +243,7 @@ class Accelerator:
         return self.of_custom(vendor=self.vendor, mig_model=self.mig_model, metadata=self.metadata, **options)
 
     def __str__(self) -> str:
-        """The canonical string; unless custom, it parses back to an equal Accelerator."""
+        """Returns the canonical string; unless custom, it parses back to an equal Accelerator."""
         text = self.name
         usual = None if self.custom else catalog.choose(self.name, form_factor=self.form_factor).memory_gb
         if self.memory_gb != usual:

@@ -73,7 +73,7 @@ def _by_name() -> dict[str, tuple[Variant, ...]]:
 
 @cache
 def _spellings() -> dict[str, Spelling]:
-    """Every name and alias without case and separators."""
+    """Returns every name and alias without case and separators."""
     found = {}
     for name, rows in _by_name().items():
         found[_key(name)] = Spelling(name)
@@ -86,7 +86,7 @@ def _spellings() -> dict[str, Spelling]:
 
 
 def names() -> tuple[str, ...]:
-    """The names of all accelerators, such as "H100" or "RTX 4090"."""
+    """Returns the names of all accelerators, such as "H100" or "RTX 4090"."""
     return tuple(_by_name())
 
 
@@ -101,7 +101,7 @@ def sources() -> dict[str, str]:
 
 
 def variants(name: str) -> tuple[Variant, ...]:
-    """The rows of one accelerator, by its name in the catalog. Raises UnknownAccelerator."""
+    """Returns the rows of one accelerator, by its name in the catalog. Raises UnknownAccelerator."""
     rows = _by_name().get(name)
     if rows is None:
         raise unknown(name)
@@ -109,7 +109,7 @@ def variants(name: str) -> tuple[Variant, ...]:
 
 
 def choose(name: str, memory_gb: int | None = None, form_factor: str | None = None) -> Variant:
-    """The row that a declaration means: the default where it matches, else the first that does.
+    """Returns the row that a declaration means: the default where it matches, else the first that does.
 
     Raises UnknownAccelerator, and InvalidAccelerator with the memories or form factors that exist.
     """
@@ -126,7 +126,7 @@ def choose(name: str, memory_gb: int | None = None, form_factor: str | None = No
 
 
 def read_name(text: str) -> Spelling:
-    """A name as people write it: any case; spaces, dashes or underscores; memory and form factor at its end.
+    """Returns a name as people write it: any case; spaces, dashes or underscores; memory and form factor at its end.
 
     Raises UnknownAccelerator with the nearest names, and InvalidAccelerator for an end that means nothing.
     """
@@ -186,7 +186,7 @@ def read_memory(value: str | int) -> int:
 
 
 def read_form_factor(name: str, text: str) -> str:
-    """The form factor of an accelerator, by any spelling ("sxm5", "MaxQ"). Raises InvalidAccelerator."""
+    """Returns the form factor of an accelerator, by any spelling ("sxm5", "MaxQ"). Raises InvalidAccelerator."""
     rows = variants(name)
     if isinstance(text, str):
         wanted = _key(_data()["form_factors"].get(_key(text), text))
@@ -201,7 +201,7 @@ _COUNTED = re.compile(r"(?:(\d+)\s*[x*]\s*([A-Za-z].*)|([A-Za-z].*?)\s*[x*]\s*(\
 
 
 def unknown(text: str) -> UnknownAccelerator:
-    """The error for a name that is not in the catalog, with the nearest ones."""
+    """Returns the error for a name that is not in the catalog, with the nearest ones."""
     hint = did_you_mean(text, (*names(), *aliases())) or "skyinfra.accelerators.names() lists all of them."
     if counted := _COUNTED.fullmatch(text.strip()):
         before, first, second, behind = counted.groups()

@@ -56,7 +56,7 @@ def factory(identifier: str, owner: str = "skyinfra.accelerators", vendor: str |
 
 @cache
 def identifiers(vendor: str | None = None) -> tuple[str, ...]:
-    """The names of all factories, or of one vendor's."""
+    """Returns the names of all factories, or of one vendor's."""
     return tuple(sorted(key for key, name in factory_names().items() if vendor in (None, _vendor(name))))
 
 
@@ -71,7 +71,7 @@ def Custom(  # noqa: N802 - stands beside the factories
     mig_model: str | None = None,
     **metadata: Scalar,
 ) -> Accelerator:
-    """An accelerator that is not in the catalog.
+    """Returns an accelerator that is not in the catalog.
 
     memory: of one device, as 48, "48GB" or "48 GB". mig_model: a key of mig.models(), needed for mig.
     metadata: anything else worth knowing, such as cuda_min="12.0". Raises as Accelerator does.
@@ -133,7 +133,7 @@ class _AWS(Factories):
 
 class _Google(Factories):
     def TPU(self, version: str, slice: int | None = None, **options: Unpack[Options]) -> Accelerator:  # noqa: N802
-        """A TPU chip, or the slice of that number: TPU("v5p", slice=8) is v5p-8, four chips.
+        """Returns a TPU chip, or the slice of that number: TPU("v5p", slice=8) is v5p-8, four chips.
 
         Raises UnknownAccelerator or InvalidAccelerator for what does not exist.
         """
@@ -154,22 +154,22 @@ NVIDIA = Literals("nvidia", "NVIDIA")
 
 
 def is_nvidia(value: str | Accelerator) -> bool:
-    """Whether it is an NVIDIA GPU; False for a name that is not in the catalog."""
+    """Returns whether it is an NVIDIA GPU; False for a name that is not in the catalog."""
     return _is(value, lambda name, vendor: vendor == "nvidia")
 
 
 def is_amd(value: str | Accelerator) -> bool:
-    """Whether it is an AMD GPU; False for a name that is not in the catalog."""
+    """Returns whether it is an AMD GPU; False for a name that is not in the catalog."""
     return _is(value, lambda name, vendor: vendor == "amd")
 
 
 def is_trainium(value: str | Accelerator) -> bool:
-    """Whether it is AWS Trainium of any generation; False for a name that is not in the catalog."""
+    """Returns whether it is AWS Trainium of any generation; False for a name that is not in the catalog."""
     return _is(value, lambda name, vendor: vendor == "aws" and name.startswith("Trainium"))
 
 
 def is_tpu(value: str | Accelerator) -> bool:
-    """Whether it is a Google TPU, chip or slice; False for a name that is not in the catalog."""
+    """Returns whether it is a Google TPU, chip or slice; False for a name that is not in the catalog."""
     return _is(value, lambda name, vendor: vendor == "google")
 
 

@@ -43,7 +43,7 @@ class Part:
         return int(_data()["modes"][mode] or self.xcds)
 
     def layout(self, mode: str) -> Layout:
-        """The partitions of one GPU; start and size are in XCDs."""
+        """Returns the partitions of one GPU; start and size are in XCDs."""
         size = self.xcds // self.partitions(mode)
         return tuple(Placement(mode, start, size) for start in range(0, self.xcds, size))
 
@@ -70,12 +70,12 @@ def sources() -> dict[str, str]:
 
 
 def parts() -> tuple[Part, ...]:
-    """All GPUs with known partition modes."""
+    """Returns all GPUs with known partition modes."""
     return tuple(_parts().values())
 
 
 def part(name: str, vendor: str = "amd") -> Part:
-    """The modes of one GPU, by its name in the catalog.
+    """Returns the modes of one GPU, by its name in the catalog.
 
     Raises PartitionNotSupported where it has none, or where they are not known, with the reason.
     """
@@ -92,7 +92,7 @@ def part(name: str, vendor: str = "amd") -> Part:
 
 
 def choose(part: Part, partition: object, memory_mode: object) -> tuple[str, str]:
-    """The compute and the memory mode that are meant, as AMD writes them; without a memory mode it is NPS1.
+    """Returns the compute and the memory mode that are meant, as AMD writes them; without a memory mode it is NPS1.
 
     Raises InvalidPartition for an unknown mode, with the nearest, and for two that do not go together.
     """
@@ -136,7 +136,7 @@ def _compute(part: Part, partition: object) -> str:
 
 
 def memory_alone(part: Part, memory_mode: object) -> InvalidPartition:
-    """The error for a memory mode without a partition mode."""
+    """Returns the error for a memory mode without a partition mode."""
     modes = _going_with(part, memory_mode.strip().upper()) if isinstance(memory_mode, str) else []
     return InvalidPartition(
         "a memory mode needs a partition mode beside it",

@@ -62,7 +62,7 @@ class Copy:
     def written(
         self, wanted: Sequence[str], *, most: int | None = None, refuse: Callable[[Path], bool] = lambda _: False
     ) -> tuple[Written, list[Blob]]:
-        """What the program wrote, and the blobs of those files that are *wanted*, by lines as in a .gitignore.
+        """Returns the written files, and the blobs of those that are *wanted*, by lines as in a .gitignore.
 
         Of more than *most* bytes the first ones by path are taken. A file that is to be kept to itself *refuse* names.
         Raises OSError.
@@ -105,7 +105,7 @@ def tree_of(files: Mapping[str, Path]) -> tuple[Tree, list[Blob]]:
 
 
 def named(files: Mapping[str, int]) -> tuple[WrittenFile, ...]:
-    """The largest of *files*, by path with their sizes, as many as a line has room for."""
+    """Returns the largest of *files*, by path with their sizes, as many as a line has room for."""
     largest = sorted(files.items(), key=lambda item: (-item[1], item[0]))[:_NAMED]
     return tuple(WrittenFile(path, size) for path, size in largest)
 
@@ -116,7 +116,7 @@ def shown(path: str) -> str:
 
 
 def said(files: Sequence[WrittenFile], count: int, size: int) -> str:
-    """The first of *count* *files* of *size* bytes, in words: ``out.csv (3 KiB) and 2 other files (1 MiB)``."""
+    """Returns the first of *count* *files* of *size* bytes, in words: ``out.csv (3 KiB) and 2 other files (1 MiB)``."""
     parts = [f"{shown(each.path)} ({in_words(each.size)})" for each in files]
     rest = count - len(files)
     if rest > 0:
@@ -143,7 +143,7 @@ def in_all(count: int, size: int) -> str:
 
 
 def summary(written: Written) -> str:
-    """What became of the files that a job wrote, in a line."""
+    """Says in a line what became of the files that a job wrote."""
     parts = [f"{in_all(written.kept_count, written.kept_bytes)} kept"] if written.tree is not None else []
     if written.left_count:
         names = said(written.left, written.left_count, written.left_bytes)

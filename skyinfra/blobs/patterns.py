@@ -12,7 +12,7 @@ Pattern = tuple[re.Pattern[str], bool]
 
 
 def excluded(path: str, is_folder: bool, patterns: Sequence[Pattern]) -> bool | None:
-    """Whether *path* itself is meant, folders above it left aside: the last pattern that is about it decides.
+    """Returns whether *path* itself is meant, folders above it left aside: the last pattern that is about it decides.
 
     None where none is about it.
     """
@@ -28,7 +28,7 @@ def meant(path: str, patterns: Sequence[Pattern]) -> bool:
 
 @cache
 def read(lines: tuple[str, ...]) -> tuple[Pattern, ...]:
-    """The patterns of *lines*, without those that are empty or a comment."""
+    """Returns the patterns of *lines*, without those that are empty or a comment."""
     return tuple(_pattern(line) for line in lines if line.strip() and not line.startswith("#"))
 
 

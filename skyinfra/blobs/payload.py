@@ -96,7 +96,7 @@ class Payload:
         return self.size <= INLINE
 
     def joined(self) -> bytes:
-        """The stream, in one piece."""
+        """Returns the stream, in one piece."""
         return b"".join(self.pieces)
 
     @cached_property
@@ -105,7 +105,7 @@ class Payload:
         return tuple(Part(_sha256(pieces, self.again), sum(map(len, pieces))) for pieces in self._all())
 
     def blobs(self) -> list[Blob]:
-        """The content of its parts, to send."""
+        """Returns the content of its parts, to send."""
         return [
             Blob(part.digest, part.size, partial(chunked, pieces))
             for part, pieces in zip(self.parts, self._all(), strict=True)
@@ -142,7 +142,7 @@ def pack(
     file = _Pieces(left_out)
 
     def leave_out(buffer: pickle.PickleBuffer) -> bool:
-        """Whether it is to be a part of the stream all the same."""
+        """Returns whether it is to be a part of the stream all the same."""
         try:
             raw = buffer.raw()
         except BufferError:  # not in one piece
@@ -170,7 +170,7 @@ def unpack(parts: Sequence[Part], store: BlobStore) -> object:
 
 
 def _mapped(part: Part, store: BlobStore) -> memoryview:
-    """The content of a part: pages of its file, which are copied where somebody writes to them."""
+    """Returns the content of a part: pages of its file, which are copied where somebody writes to them."""
     with _opened(part, store) as file:
         # Pickle makes it read-only where it was.
         return memoryview(mmap.mmap(file.fileno(), part.size, access=mmap.ACCESS_COPY))

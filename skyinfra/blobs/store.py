@@ -119,7 +119,7 @@ class BlobStore:
         return self.folder / check_digest(digest)[:2] / digest
 
     def has(self, digest: str, size: int | None = None) -> bool:
-        """Whether the blob is there; it counts as used then. One of another *size* was damaged, and goes."""
+        """Returns whether the blob is there; it counts as used then. One of another *size* was damaged, and goes."""
         path = self.path(digest)
         try:
             found = path.stat()
@@ -144,7 +144,7 @@ class BlobStore:
                 incoming.finish()
 
     def begin(self, digest: str, size: int) -> Incoming:
-        """A new blob of *size* bytes, for which there is room. Raises `StateDirectoryError`, `TaskTooLarge`."""
+        """Returns a new blob of *size* bytes, for which there is room. Raises `StateDirectoryError`, `TaskTooLarge`."""
         with self.explained():
             self._incoming.mkdir(parents=True, exist_ok=True)
             with self._counting:
@@ -164,7 +164,7 @@ class BlobStore:
             self._total += size
 
     def read(self, digest: str, offset: int, length: int) -> bytes | None:
-        """A part of a blob; None where it is not there."""
+        """Returns a part of a blob; None where it is not there."""
         try:
             with self.path(digest).open("rb") as file:
                 return os.pread(file.fileno(), length, offset)
@@ -270,7 +270,7 @@ class BlobStore:
 
 
 def digest_of(data: bytes) -> str:
-    """The name of the blob *data*."""
+    """Returns the name of the blob *data*."""
     return hashlib.sha256(data).hexdigest()
 
 
@@ -290,13 +290,13 @@ def write_at(handle: int, offset: int, data: bytes | memoryview) -> None:
 
 
 def file_digest(path: Path) -> str:
-    """The name of the blob with the content of the file *path*. Raises OSError."""
+    """Returns the name of the blob with the content of the file *path*. Raises OSError."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def in_words(size: int) -> str:
-    """A number of bytes for messages."""
+    """Returns a number of bytes for messages."""
     for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if size >= factor:
             return f"{size / factor:.1f} {unit}"

@@ -45,7 +45,7 @@ class Tree:
     main: tuple[str, ...] | None = None
 
     def dumps(self) -> bytes:
-        """The listing: JSON, the same for the same tree."""
+        """Returns the listing: JSON, the same for the same tree."""
         files = {path: [entry.sha256, entry.size, int(entry.executable)] for path, entry in self.files.items()}
         document: dict[str, object] = {"version": VERSION, "roots": list(self.roots), "files": files}
         if self.main is not None:
@@ -54,7 +54,7 @@ class Tree:
 
     @classmethod
     def loads(cls, data: bytes) -> Tree:
-        """The inverse of `dumps`.
+        """Returns the inverse of `dumps`.
 
         Raises `InvalidInclude` where it is no listing, and where a path leads out of the tree, or into a file.
         """

@@ -50,7 +50,7 @@ def _parts(value: object) -> Iterator[tuple[str, object]]:
 
 
 def _state(value: object) -> Mapping[str, object]:
-    """The attributes that pickle takes: not those that the class leaves out."""
+    """Returns the attributes that pickle takes: not those that the class leaves out."""
     try:
         reduced = value.__reduce_ex__(4)
     except Exception:  # noqa: BLE001 - as above

@@ -42,7 +42,7 @@ class UserData:
 
 
 def user_data(deployment: Deployment) -> UserData:
-    """The user data of *deployment*; the same bytes for the same Deployment.
+    """Returns the user data of *deployment*; the same bytes for the same Deployment.
 
     Raises `NotSupported` where it is more than the provider takes, or where nobody brings the runner.
     """
@@ -59,7 +59,7 @@ def user_data(deployment: Deployment) -> UserData:
 
 
 def converted(text: str, form: Form) -> str:
-    """The cloud-config *text* in another form. Raises `InvalidField` where it is none."""
+    """Returns the cloud-config *text* in another form. Raises `InvalidField` where it is none."""
     return files.render(files.read(text), form)
 
 

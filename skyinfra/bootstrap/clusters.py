@@ -62,7 +62,7 @@ class Declared:
 
 
 def declared(stack: str, inputs: Mapping[str, Any], described: Mapping[str, Any], *, python: str) -> Declared:
-    """The pool with these *inputs* of its module, *described* in its stack. Raises `NotSupported`.
+    """Returns the pool with these *inputs* of its module, *described* in its stack. Raises `NotSupported`.
 
     *python*: where none is declared.
     """
@@ -155,7 +155,7 @@ def _refuse(node: NodeConfig, arguments: Mapping[str, Any]) -> None:
 
 
 def _node(pool: Declared, cluster: Cluster, *, head: bool) -> str:
-    """The node configuration, for a here-document with the variables ``name``, ``head`` and ``grace``."""
+    """Returns the node configuration, for a here-document with the variables ``name``, ``head`` and ``grace``."""
     config = replace(
         pool.node,
         node=NODE_PLACEHOLDER,

@@ -40,7 +40,7 @@ class NodeFile:
 
 
 def files(deployment: Deployment, config: NodeConfig) -> list[NodeFile]:
-    """Every file of a machine that has systemd.
+    """Returns every file of a machine that has systemd.
 
     Of the units only those that there have to be before the runner is; it brings the others (`skyinfra/node/units`).
     """
@@ -76,7 +76,7 @@ def render(found: Sequence[NodeFile], form: Form) -> str:
 
 
 def read(text: str) -> list[NodeFile]:
-    """The files that a cloud-config holds. Raises `InvalidField` for any other text."""
+    """Returns the files that a cloud-config holds. Raises `InvalidField` for any other text."""
     import yaml  # only for who asks: a synth needs none
 
     # In C where PyYAML has it: ten times as fast.
@@ -105,7 +105,7 @@ def _without_units(file: NodeFile) -> NodeFile:
 
 
 def _of_machine(step: dict[str, Any]) -> bool:
-    """Whether *step* needs systemd or disks. A volume of a container is mounted before it starts."""
+    """Returns whether *step* needs systemd or disks. A volume of a container is mounted before it starts."""
     disk = step["operation"] == "volume" and step["arguments"]["devices"][0].startswith("/dev/")
     return disk or step["operation"] in ("units", "scratch")
 

@@ -87,7 +87,7 @@ def hashed() -> bytes | None:
 
 
 def known_versions() -> tuple[str, ...]:
-    """The requirements whose hashes are known, and theirs: ``cloudpickle==3.1.2``, ..."""
+    """Returns the requirements whose hashes are known, and theirs: ``cloudpickle==3.1.2``, ..."""
     wanted = "|".join(sorted({*_SAME, *NEEDS}))
     return tuple(re.findall(rf"(?m)^(?:{wanted})==[^\s;]+", _hashes()))
 
@@ -98,13 +98,13 @@ def _hashes() -> str:
 
 
 def pins() -> tuple[str, ...]:
-    """The requirements of which client and workers have the same versions: ``cloudpickle==3.1.2``, ..."""
+    """Returns the requirements of which client and workers have the same versions: ``cloudpickle==3.1.2``, ..."""
     return tuple(f"{name}=={version_of(name)}" for name in _SAME)
 
 
 @cache
 def version_of(name: str) -> str:
-    """The version of a package that is installed here. Raises `MissingDependency`."""
+    """Returns the version of a package that is installed here. Raises `MissingDependency`."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

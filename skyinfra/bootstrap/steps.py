@@ -86,7 +86,7 @@ class Step:
 
 
 def document(steps: tuple[Step, ...], config: NodeConfig, *, report_unit: str | None) -> str:
-    """The text of ``steps.json``. *report_unit*: the unit to start when a step has failed."""
+    """Returns the text of ``steps.json``. *report_unit*: the unit to start when a step has failed."""
     packages = config.packages
     environment = {**_ENVIRONMENT, **(packages.environment(bundle=places.BUNDLE) if packages else {})}
     content = {
@@ -104,7 +104,7 @@ def document(steps: tuple[Step, ...], config: NodeConfig, *, report_unit: str | 
 
 
 def compose(deployment: Deployment, config: NodeConfig, *, units: tuple[str, ...]) -> tuple[Step, ...]:
-    """The steps of the node *config* of *deployment*, in order. *units*: the units to start at the end."""
+    """Returns the steps of the node *config* of *deployment*, in order. *units*: the units to start at the end."""
     return tuple(_steps(deployment, config, units))
 
 
@@ -156,7 +156,7 @@ def _steps(deployment: Deployment, config: NodeConfig, units: tuple[str, ...]) -
 
 
 def carries_runner(deployment: Deployment) -> bool:
-    """Whether the runner travels with the stack, as a wheel of the code that compiles it."""
+    """Returns whether the runner travels with the stack, as a wheel of the code that compiles it."""
     return deployment.pool.provider.data.boot.form != "node.json" and deployment.pool.image.runner is None
 
 
@@ -174,7 +174,7 @@ def pins() -> list[str]:
 
 
 def _oldest_driver(accelerator: NodeAccelerator) -> str | None:
-    """The oldest driver that offers every layout of the node; None where unknown."""
+    """Returns the oldest driver that offers every layout of the node; None where unknown."""
     if accelerator.mig_model not in mig.models() or not any(accelerator.layouts):
         return None
     geometry = mig.geometry(accelerator.mig_model)

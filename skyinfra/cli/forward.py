@@ -285,7 +285,7 @@ def _origin(fleet: str) -> str:
 
 
 def _host(manifest: Manifest, node: str, way: Way) -> str:
-    """The lines of one host. Raises `InvalidManifest`."""
+    """Returns the lines of one host. Raises `InvalidManifest`."""
     login = way.login
     given: list[tuple[str, object, re.Pattern[str]]] = [
         ("HostName", way.address, _WORD),

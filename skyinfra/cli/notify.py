@@ -24,7 +24,7 @@ _COMMAND_S = 60
 
 
 def named_secret(text: str, option: str = "--secret") -> Secret:
-    """The secret of ``--secret``: ``NAME``, or ``NAME=@FILE``. Raises `InvalidField`."""
+    """Returns the secret of ``--secret``: ``NAME``, or ``NAME=@FILE``. Raises `InvalidField`."""
     name, given, file = text.partition("=")
     if given and not file.startswith("@"):
         raise InvalidField(
@@ -37,7 +37,7 @@ def named_secret(text: str, option: str = "--secret") -> Secret:
 
 
 def named_target(text: str) -> str | Secret:
-    """The target of ``--notify``: an address, ``command:CMD``, or ``NAME``, or ``NAME=@FILE``, that has one."""
+    """Returns the target of ``--notify``: an address, ``command:CMD``, or ``NAME``, or ``NAME=@FILE``, that has one."""
     from skyinfra.client.jobs import is_target
 
     return text if is_target(text) else named_secret(text, "--notify")

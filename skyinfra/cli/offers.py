@@ -107,7 +107,7 @@ def show_offers(
 
 
 def _deploys(offer: Offer) -> str:
-    """Whether this version deploys the machine: yes, no, or only with an image that the declaration names."""
+    """Returns whether this version deploys the machine: yes, no, or only with an image that the declaration names."""
     if providers.undeployable(offer.provider):
         return "no"
     return "own image" if providers.refuses(offer) else "yes"
@@ -122,7 +122,7 @@ def ask_providers(query: Query) -> Live:
 
 
 def offer_table(query: Query, found: Iterable[Offer], selected: Offer | None) -> Table:
-    """The offers as a table, with a mark at the *selected* one."""
+    """Returns the offers as a table, with a mark at the *selected* one."""
     first, second = ("SPOT PER HOUR", "ON DEMAND PER HOUR") if query.spot else ("ON DEMAND PER HOUR", "SPOT PER HOUR")
     made = tables.table(
         *("", "PROVIDER", "MACHINE", "ACCELERATOR", "MEMORY", "PARTITIONED BY", "VCPUS", "RAM"),
@@ -207,7 +207,7 @@ def offer_document(offer: Offer) -> dict[str, Any]:
 
 
 def cell(price: Price | None) -> str:
-    """A price in a table: "$55.04 us-east-1 2026-07-20"."""
+    """Returns a price in a table: "$55.04 us-east-1 2026-07-20"."""
     if price is None:
         return "unknown"
     before = "before " if price.basis == "undated" else ""
@@ -293,7 +293,7 @@ def _price_remarks(made: Packing) -> list[str]:
 
 
 def said(given: Given) -> str:
-    """A partition or GPU in words: "2g.48gb of RTX PRO 6000"."""
+    """Returns a partition or GPU in words: "2g.48gb of RTX PRO 6000"."""
     return f"{given.profile} of {given.gpu}" if given.profile else f"whole {given.gpu}"
 
 
@@ -318,7 +318,7 @@ def _machine_table(made: Packing) -> Table:
 
 
 def _layouts(machines: Machines) -> str:
-    """The layouts of one machine, equal ones counted: "4 x 3g.40gb+1g.10gb*4, 4 x 7g.80gb*1"."""
+    """Returns the layouts of one machine, equal ones counted: "4 x 3g.40gb+1g.10gb*4, 4 x 7g.80gb*1"."""
     counts = Counter(each or "whole" for each in machines.layouts)
     if len(counts) == 1:
         return next(iter(counts))
@@ -326,7 +326,7 @@ def _layouts(machines: Machines) -> str:
 
 
 def _packing_document(made: Packing) -> dict[str, Any]:
-    """The packing as JSON."""
+    """Returns the packing as JSON."""
     return {
         "demand": [{"wanted": each.wanted, "count": each.count, "memory_gb": each.memory_gb} for each in made.demand],
         "status": made.status,

@@ -161,7 +161,7 @@ def _show_entries(entries: tuple[mig.PartedEntry, ...], *, as_json: bool) -> Non
 
 
 def _written(layout: mig.Layout | None, geometry: mig.Geometry) -> str | None:
-    """The layout as declared; "" is MIG without partitions, None no MIG."""
+    """Returns the layout as declared; "" is MIG without partitions, None no MIG."""
     return None if layout is None else mig.declared_text(layout, geometry)
 
 
@@ -206,7 +206,7 @@ def _located(error: LayoutError, file: Path, tree: yaml.Node | None) -> LayoutEr
 
 
 def _line(node: yaml.Node | None, path: str) -> int | None:
-    """The line of the field *path*, such as ``mig-configs.LABEL[0].devices``; labels may hold dots."""
+    """Returns the line of the field *path*, such as ``mig-configs.LABEL[0].devices``; labels may hold dots."""
     if not path and node is not None:
         return int(node.start_mark.line) + 1
     if isinstance(node, yaml.MappingNode):
@@ -232,7 +232,7 @@ def _text(file: Path) -> str:
 
 
 def _load(file: Path) -> tuple[object, yaml.Node | None]:
-    """The document of a file, and its tree, which knows the lines."""
+    """Returns the document of a file, and its tree, which knows the lines."""
     text = _text(file)
     try:
         tree = yaml.compose(text, Loader=yaml.SafeLoader)

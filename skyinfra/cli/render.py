@@ -118,7 +118,7 @@ def _form(name: str | None) -> Form | None:
 
 
 def _inputs(stack: SynthesizedStack, pool: str, form: Form | None) -> dict[str, Any]:
-    """The inputs of the pool's module, with user data of that *form*."""
+    """Returns the inputs of the pool's module, with user data of that *form*."""
     inputs = {key: _declared(stack, value) for key, value in stack.modules[pool].items() if key not in _CALL}
     if inputs.get("runner_file"):
         # It is written beside the variables.
@@ -207,7 +207,7 @@ def _row(stack: SynthesizedStack, pool: str, out: Path | None, name: str, conten
 
 
 def _declared(stack: SynthesizedStack, value: Any) -> Any:
-    """An input as it was before the stack was synthesized."""
+    """Returns an input as it was before the stack was synthesized."""
     carried = file_of(value)
     return plain(value) if carried is None else (stack.folder / carried).read_bytes().decode()
 

@@ -93,7 +93,7 @@ class ScriptOptions:
             check_name(self.name)
 
     def variables(self) -> dict[str, str]:
-        """The variables. Raises `InvalidField`."""
+        """Returns the variables. Raises `InvalidField`."""
         found: dict[str, str] = {}
         for line in [*self._lines(), *(self.env or ())]:
             name, given, value = line.partition("=")

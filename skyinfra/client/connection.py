@@ -166,7 +166,7 @@ class Asker:
             ) from None
 
     def _hint(self, otherwise: str) -> str:
-        """What to do about a head that does not answer."""
+        """Says what to do about a head that does not answer."""
         head = next((node.id for node in self.manifest.nodes if node.head), "")
         return _HINTS.get(self.manifest.provider, otherwise).format(head=head)
 
@@ -216,7 +216,7 @@ class Asker:
         """Waits until the head can be asked: each question makes the connection anew where it is lost."""
 
     async def again(self, work: Callable[[Peer], Awaitable[T]], patience: float = math.inf) -> T:
-        """The result of *work* with the head, which is repeated where the head or the connection restarts.
+        """Returns the result of *work* with the head, which is repeated where the head or the connection restarts.
 
         patience: seconds after the first failure; those of the connection count in any case while it is lost. Raises
         the error of the answer, or `FleetUnreachable`.
@@ -233,14 +233,14 @@ class Asker:
                 await asyncio.sleep(_PAUSE_S)
 
     def gone(self) -> FleetUnreachable:
-        """The error for a head that was there and is not any more."""
+        """Returns the error for a head that was there and is not any more."""
         return FleetUnreachable(
             f"the head of {self.manifest.fleet} at {self.manifest.head} is gone for more than {self.patience:g} s",
             hint="Its machine ended or cannot be reached; what ran on the fleet has to be started again.",
         )
 
     async def look(self) -> Snapshot:
-        """The fleet as it is now. Raises OSError where the head does not answer."""
+        """Returns the fleet as it is now. Raises OSError where the head does not answer."""
         identity = await within(self.head.identity(n_workers=-1), _ANSWER_S)
         workers = identity["workers"].values()
         described = rpc.lists([(w["status"], w[STARTUP_KEY]) for w in workers if STARTUP_KEY in w])
@@ -404,7 +404,7 @@ def _minor(version: str) -> str:
 
 
 def _root(error: BaseException) -> BaseException:
-    """The exception that tells most: the innermost one that says something."""
+    """Returns the exception that tells most: the innermost one that says something."""
     best: BaseException = error
     cause: BaseException | None = error
     while cause is not None:

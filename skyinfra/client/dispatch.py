@@ -70,7 +70,7 @@ class Waiting:
         return None
 
     def has_all(self, outcome: Outcome) -> bool:
-        """Whether all items have come of which *outcome* is the end."""
+        """Returns whether all items have come of which *outcome* is the end."""
         return outcome.items is None or self.arrivals is None or self.arrivals.came == outcome.items
 
 
@@ -407,13 +407,13 @@ class Dispatcher:
 
 
 def _slots_of(target: Target, now: Snapshot) -> set[str]:
-    """The slots that may take *target*; never empty."""
+    """Returns the slots that may take *target*; never empty."""
     takers = {slot.slot for slot in (*now.slots, *now.draining) if target.takes(slot)}
     return takers if takers and not now.possible(target) else {""}
 
 
 def _held_slots(now: Snapshot) -> tuple[str, ...]:
-    """The slots that the task of this process holds; none outside of a task, and in one of another fleet."""
+    """Returns the slots that the task of this process holds; none outside of a task, and in one of another fleet."""
     try:
         own = instance_info()
     except NotInTask:

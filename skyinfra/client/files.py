@@ -80,7 +80,7 @@ def bring(fleet: AskedFleet, tree: str, here: Here, wanted: Sequence[str] = ()) 
 
 
 def _ask_until_done(fleet: AskedFleet, node: str, question: str, **arguments: str) -> str:
-    """The tree that *node* names then."""
+    """Returns the tree that *node* names then."""
     while True:
         answer = fleet.ask(node, question, wait_s=_ANSWER_S, **arguments)
         if answer["done"]:

@@ -75,7 +75,7 @@ class AskedFleet:
     # State of the fleet ---------------------------------------------------------------------------------------------
 
     def look(self) -> Snapshot:
-        """The fleet as its head describes it now. Raises `FleetUnreachable`."""
+        """Returns the fleet as its head describes it now. Raises `FleetUnreachable`."""
         return self.from_head(self.connection.look())
 
     def listen(self, listener: Listener, port: int, *, field: str, hint: str | None = None) -> None:
@@ -105,7 +105,7 @@ class AskedFleet:
         return self.from_head(self.connection.ask(node, question, arguments, wait_s))
 
     def from_head(self, asked: Coroutine[Any, Any, T]) -> T:
-        """The result of *asked*, which calls the head. Raises `FleetUnreachable`."""
+        """Returns the result of *asked*, which calls the head. Raises `FleetUnreachable`."""
         try:
             return self.in_loop(asked)
         except OSError as error:

@@ -182,7 +182,7 @@ class Flow(Generic[T]):
 
 
 def suits(shipment: Shipment) -> bool:
-    """Whether a task may travel with others."""
+    """Returns whether a task may travel with others."""
     # Only options that choose the slot, and variables; whatever else there is is heeded for a task alone.
     plain = replace(shipment.settings, **Options().of("place"), env=None) == Options()
     return plain and shipment.brought and not (shipment.stream or shipment.uses) and len(shipment.call) <= _SMALL_CALL

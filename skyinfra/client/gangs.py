@@ -188,7 +188,7 @@ class _Start:
         return await within(services.gang_ask(head, **vars(wish), wait_s=_POLL_S), _POLL_S + _ANSWER_S)
 
     def _may_come(self, now: Snapshot) -> bool:
-        """Whether waiting may help: a gang that had its slots may get them again; a new one fails at once."""
+        """Returns whether waiting may help: a gang that had its slots may get them again; a new one fails at once."""
         return self.size > 0 or ranks.may_come(now, self._fleet.manifest, self._launch)
 
     def _wish(self, now: Snapshot) -> Wish | InvalidField | SlotLost:
@@ -276,7 +276,7 @@ class _Start:
                 await within(services.gang_release(self._connection.head, gang=self._identity), _ANSWER_S)
 
     async def _state(self, head: Peer, seen: str, wait_s: float) -> GangState:
-        """The state of the gang, as soon as its phase is another than *seen*. Raises OSError."""
+        """Returns the state of the gang, as soon as its phase is another than *seen*. Raises OSError."""
         call = services.gang_state(head, gang=self._identity, seen=seen, wait_s=wait_s)
         return await within(call, wait_s + _ANSWER_S)
 

@@ -73,7 +73,7 @@ class Job(Generic[T]):
         return self.info().state
 
     def done(self) -> bool:
-        """Whether the job has ended: with a result, an exception, or cancelled."""
+        """Returns whether the job has ended: with a result, an exception, or cancelled."""
         return self.info().over
 
     def result(self, timeout: float | None = None) -> T:
@@ -89,12 +89,12 @@ class Job(Generic[T]):
         return self.exception_of(self.outcome(timeout))
 
     def result_of(self, outcome: Outcome) -> T:
-        """The result that *outcome* holds; raises what the task raised."""
+        """Returns the result that *outcome* holds; raises what the task raised."""
         value: T = outcomes.result(outcome, self._task)
         return value
 
     def exception_of(self, outcome: Outcome) -> BaseException | None:
-        """The exception that *outcome* holds, or None."""
+        """Returns the exception that *outcome* holds, or None."""
         return outcomes.exception(outcome, self._task)
 
     def outcome(self, timeout: float | None = None) -> Outcome:
@@ -185,7 +185,7 @@ class Line:
         self._connection = connection
 
     async def ask(self, call: Call[P, T], longest_s: float = 0.0, /, *_: P.args, **arguments: P.kwargs) -> T:
-        """The answer of the head within *longest_s* and some seconds; asks again while the head restarts.
+        """Returns the answer of the head within *longest_s* and some seconds; asks again while the head restarts.
 
         Raises the error of the answer, or `FleetUnreachable`.
         """
@@ -206,7 +206,7 @@ class Line:
         await self.ask(services.job_notify, job=job, pool=pool, urls=urls)
 
     async def wait(self, job: str, timeout: float | None) -> JobInfo:
-        """The job, once it has ended or after *timeout* seconds; None is for ever."""
+        """Returns the job, once it has ended or after *timeout* seconds; None is for ever."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             left = _WAIT_S if deadline is None else min(_WAIT_S, max(0.0, deadline - time.monotonic()))
@@ -217,7 +217,7 @@ class Line:
             await asyncio.sleep(_PAUSE_S)
 
     async def outcome(self, job: str) -> bytes:
-        """The pickled outcome of a job that has ended by itself."""
+        """Returns the pickled outcome of a job that has ended by itself."""
         data = bytearray()
         size = 1
         while len(data) < size:
@@ -303,7 +303,7 @@ def targets(notify: Sequence[str | Secret]) -> list[str]:
 
 
 def is_target(text: str | Secret) -> TypeGuard[str]:
-    """Whether *text* is an address or a command, and no name of one."""
+    """Returns whether *text* is an address or a command, and no name of one."""
     return isinstance(text, str) and re.match("[a-z]+:", text) is not None
 
 

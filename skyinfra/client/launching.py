@@ -110,7 +110,7 @@ class Gang:
                 self.on_line(rank, stream, text)
 
     def results(self, ends: list[RankEnd]) -> list[Any]:
-        """The results of the ranks, in their order. Raises what one of them raised."""
+        """Returns the results of the ranks, in their order. Raises what one of them raised."""
         return [
             # The fleet's own, over mutual TLS.
             end.code if end.outcome is None else outcomes.result(pickle.loads(end.outcome), self.launch.work.name)  # noqa: S301
@@ -255,7 +255,7 @@ class Sender:
     def _mapped(
         self, function: Any, iterables: Sequence[Iterable[Any]], how: How, *, star: bool = False
     ) -> functools.partial[Flow[Any]]:
-        """The flow of `map`, for `_stream`; with *star* that of `starmap`."""
+        """Returns the flow of `map`, for `_stream`; with *star* that of `starmap`."""
         check_options(how, How.__annotations__, of="Pool.map")
         window = how.get("window")
         if window is not None and window < 1:
@@ -269,7 +269,7 @@ class Sender:
         return self._flow(tasks, window, how.get("ordered", True), total, "item {} of the map")
 
     def _gathered(self, given: Gather[Any]) -> functools.partial[Flow[Any]]:
-        """The flow of *given*, for `_stream`."""
+        """Returns the flow of *given*, for `_stream`."""
         return self._flow(
             iter(given.tasks), None, given.ordered or not given.stream, len(given.tasks), "task {} of the gather"
         )

@@ -55,7 +55,7 @@ def connect(
     workdir: str | Path | None = None,
     env: Mapping[str, str] | None = None,
 ) -> Pool:
-    """A connection to a deployed fleet; close it, or use it in a ``with`` block.
+    """Returns a connection to a deployed fleet; close it, or use it in a ``with`` block.
 
     fleet: name of the stack, with the pool's name as *pool* or as ``"STACK/POOL"``; the pool may be left out where
     the stack has one. Or a manifest file (a path, or a string that ends in ``.json``), for machines that have no
@@ -144,7 +144,7 @@ def _closed_on_error(pool: Pool) -> Iterator[None]:
 
 
 def ask(fleet: str | Path | Manifest, pool: str | None = None) -> Questions:
-    """A deployed fleet, for who asks it alone: no answer of it runs code here, whatever became of its head.
+    """Returns a deployed fleet, for who asks it alone: no answer of it runs code here, whatever became of its head.
 
     Close it, or use it in a ``with`` block. Takes and raises what `connect` does, and raises `UnsafeAnswer`.
     """
@@ -164,7 +164,7 @@ def open_questions(
 
 
 def find_manifest(fleet: str | Path | Manifest, pool: str | None = None) -> Manifest:
-    """The manifest that `connect` would use. Raises what `connect` raises before it connects."""
+    """Returns the manifest that `connect` would use. Raises what `connect` raises before it connects."""
     if isinstance(fleet, Manifest):
         return fleet
     if not isinstance(fleet, str | Path):
@@ -196,7 +196,7 @@ def current_pool() -> Pool:
 
 
 def _manifest_here(own: InstanceInfo) -> Manifest:
-    """The manifest of the fleet of this node, as its configuration and its head know it."""
+    """Returns the manifest of the fleet of this node, as its configuration and its head know it."""
     status = NodeDirectory(Path(os.environ[NODE_DIRECTORY])).status()
     if NODE_CONFIG not in os.environ or status is None or status.scheduler is None:
         raise FleetUnreachable(

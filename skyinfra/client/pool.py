@@ -33,7 +33,7 @@ class Pool(Sender, Questions):
 
     @refuses_unknown_options("Pool.select")
     def select(self, *, profile: str | None = None, node: str | None = None, accelerator: str | None = None) -> Pool:
-        """The same fleet, of which only the slots of *profile*, of *node* and of *accelerator* are used.
+        """Returns the same fleet, of which only the slots of *profile*, of *node* and of *accelerator* are used.
 
         ``train(0) >> pool.select(profile="3g.40gb")``. It shares the connection: closing one closes both. A task that
         waits there while the layout is being changed goes on waiting; it gets `SlotLost` where no slot of the fleet is
@@ -53,7 +53,7 @@ class Pool(Sender, Questions):
         return [slot for slot in self.look().slots if self.target.takes(slot)]
 
     def _repr_html_(self) -> str:
-        """The fleet in the cell of a notebook; where the head does not answer, what is declared, and that."""
+        """Returns the fleet in the cell of a notebook; where the head does not answer, what is declared, and that."""
         from skyinfra.notebook import pictures
 
         slots: list[InstanceInfo] = []

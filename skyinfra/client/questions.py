@@ -115,15 +115,15 @@ class Questions:
             return dict(zip(nodes, threads.map(ask_one, nodes), strict=True))
 
     def jobs(self) -> list[JobInfo]:
-        """The jobs that the head keeps, in the order of their submission: queued, running and ended ones."""
+        """Returns the jobs that the head keeps, in the order of their submission: queued, running and ended ones."""
         return self._fleet.in_loop(Line(self._fleet.connection).ask(services.job_list))
 
     def job(self, name: str) -> Job[Any]:
-        """The job of that name, or id, or whose id begins so. Raises `JobNotFound`."""
+        """Returns the job of that name, or id, or whose id begins so. Raises `JobNotFound`."""
         return Job(self._fleet, self._fleet.in_loop(Line(self._fleet.connection).wait(name, 0)))
 
     def records(self) -> list[TaskRecord]:
-        """The tasks that ended last, in the order of their ends, with what they used.
+        """Returns the tasks that ended last, in the order of their ends, with what they used.
 
         The head remembers five thousand since it started, each node what the last thousand used there; of jobs from
         before that, the journal knows. Nodes that do not answer tell nothing.

@@ -103,7 +103,7 @@ def candidates(now: Snapshot, manifest: Manifest, launch: Launch) -> tuple[int, 
 
 
 def nodes_of(manifest: Manifest, launch: Launch) -> int | None:
-    """The number of nodes of *launch*: on a TPU slice of several hosts all of them, for libtpu waits for each.
+    """Returns the number of nodes of *launch*: on a TPU slice of several hosts all of them, for libtpu waits for each.
 
     Raises `InvalidField` where fewer are asked for. Programs without a framework may have any of them.
     """
@@ -122,7 +122,7 @@ def nodes_of(manifest: Manifest, launch: Launch) -> int | None:
 
 
 def may_come(now: Snapshot, manifest: Manifest, launch: Launch) -> bool:
-    """Whether slots that are missing, or that a layout change brings, would be enough."""
+    """Returns whether slots that are missing, or that a layout change brings, would be enough."""
     target = launch.target
     if now.draining or (now.state is not None and now.state.out_of_service):
         return True
@@ -138,7 +138,7 @@ def may_come(now: Snapshot, manifest: Manifest, launch: Launch) -> bool:
 
 
 def ranks(launch: Launch, gang: str, slots: Sequence[InstanceInfo], start: int, topic: str) -> list[Rank]:
-    """The ranks of the *gang* that was granted *slots*, in their order: node by node. *start*: from 0.
+    """Returns the ranks of the *gang* that was granted *slots*, in their order: node by node. *start*: from 0.
 
     A rank on a whole GPU sees all GPUs that the gang has on its node, of which its local rank picks one. On any other
     kind of slot it sees what is its own: a process can use one MIG partition. One task that takes all of them sees
@@ -187,7 +187,7 @@ def shared_gpus(slots: Sequence[InstanceInfo]) -> list[str]:
 
 
 def _visible(slots: Sequence[InstanceInfo]) -> dict[str, str]:
-    """The variable that confines a process to the devices of *slots*."""
+    """Returns the variable that confines a process to the devices of *slots*."""
     pairs = [slot.visible for slot in slots if slot.visible is not None]
     if not pairs:
         return {}

@@ -45,7 +45,7 @@ class Target:
         return {"slot": 1} | {f"{name}:{value}": 1 for name, value in wanted.items()} | memory
 
     def takes(self, slot: InstanceInfo) -> bool:
-        """Whether *slot* is such a place."""
+        """Returns whether *slot* is such a place."""
         enough = self.memory_gb is None or (slot.own_memory_gb or 0) >= self.memory_gb
         return enough and all(wanted in (None, getattr(slot, name)) for name, wanted in self._labels.items())
 
@@ -101,7 +101,7 @@ class Snapshot:
     state: FleetState | None = None
 
     def promised(self, manifest: Manifest) -> list[str]:
-        """The names of the slots that there are to be, and of those that are there besides.
+        """Returns the names of the slots that there are to be, and of those that are there besides.
 
         A node of *manifest* that has not told its slots yet is to have those of the manifest. Which nodes a group has
         changes without notice, so that only those of them count that are there.
@@ -115,7 +115,7 @@ class Snapshot:
         return list(dict.fromkeys([*names, *(slot.slot for slot in self.slots)]))
 
     def prospect(self, target: Target) -> Prospect:
-        """Whether there is, or will be, a slot for *target*."""
+        """Returns whether there is, or will be, a slot for *target*."""
         if any(target.takes(slot) for slot in (*self.slots, *self.draining)):
             return "there"
         if self.possible(target):
@@ -144,7 +144,7 @@ class Snapshot:
         return follow_state.most(profile=target.profile, memory_gb=target.memory_gb, node=target.node)
 
     def failures(self, target: Target) -> list[str]:
-        """A sentence for each node of *target* that could not be set up."""
+        """Returns a sentence for each node of *target* that could not be set up."""
         failed = self.state.failed if self.state is not None else {}
         node = target.slot.rpartition("/")[0] if target.slot else target.node
         return [
@@ -154,17 +154,17 @@ class Snapshot:
         ]
 
     def unknown(self, target: Target, manifest: Manifest) -> bool:
-        """Whether neither the head nor *manifest* knows the node of *target*."""
+        """Returns whether neither the head nor *manifest* knows the node of *target*."""
         named = target.slot is None and target.node is not None
         return named and self.state is not None and target.node not in self._nodes(manifest)
 
     def _nodes(self, manifest: Manifest) -> list[str]:
-        """The nodes that *manifest* or the head knows."""
+        """Returns the nodes that *manifest* or the head knows."""
         reported = (self.state.slots, self.state.failed, self.state.out_of_service) if self.state is not None else ()
         return list(dict.fromkeys([*(node.name for node in manifest.nodes), *sorted(set().union(*reported))]))
 
     def instead(self, target: Target, manifest: Manifest) -> str:
-        """A hint for who wants *target* of the fleet of *manifest*, which has no such slot."""
+        """Returns a hint for who wants *target* of the fleet of *manifest*, which has no such slot."""
         if target.node is not None and target.node not in (nodes := self._nodes(manifest)):
             return f"{did_you_mean(target.node, nodes)} Nodes: {', '.join(nodes)}.".strip()
         return f"The slots are {self.profiles()} now; pool.slots() lists them."
@@ -175,7 +175,7 @@ class Snapshot:
         return self.state.out_of_service.get(node) if self.state is not None else None
 
     def profiles(self) -> str:
-        """The slots in words, such as ``2g.20gb*3, 1g.10gb``."""
+        """Returns the slots in words, such as ``2g.20gb*3, 1g.10gb``."""
         return _counted(slot.profile or slot.kind for slot in self.slots) or "none"
 
     def advised(self, outcome: Outcome) -> Outcome:
@@ -202,7 +202,7 @@ class Snapshot:
         return advice(shortage, self.slots)
 
     def _complete(self) -> bool:
-        """Whether every slot that there is to be is there, so that nothing else will come."""
+        """Returns whether every slot that there is to be is there, so that nothing else will come."""
         reported = self.state.slots.values() if self.state is not None else ()
         present = {slot.slot for slot in self.slots}
         return bool(present) and any(reported) and all(name in present for names in reported for name in names)

@@ -88,7 +88,7 @@ def advice_of(fleet: str, records: Sequence[TaskRecord], accelerator: Accelerato
 
 
 def trace_of(records: Iterable[TaskRecord], geometry: mig.Geometry) -> list[TraceTask]:
-    """The *records* as a trace, in their order; 0 is the first submission.
+    """Returns the *records* as a trace, in their order; 0 is the first submission.
 
     A task needs the memory that it asked for or used, whichever is more: the high-water and a tenth, but no more than
     its slot had. The compute slices that it kept busy follow from the activity of its slot's multiprocessors, where the
@@ -115,7 +115,7 @@ def _memory(record: TaskRecord) -> float:
 
 
 def _peak(record: TaskRecord) -> float:
-    """The memory high-water in GB; 0 where it was not measured."""
+    """Returns the memory high-water in GB; 0 where it was not measured."""
     peak = record.figures.memory_peak if record.figures is not None else None
     return (peak or 0) / 1e9
 
@@ -125,7 +125,7 @@ def _reserved(record: TaskRecord) -> bool:
 
 
 def _compute(record: TaskRecord, geometry: mig.Geometry, sizes: Sizes) -> float:
-    """The compute slices that the task kept busy; 0 where that is not known."""
+    """Returns the compute slices that the task kept busy; 0 where that is not known."""
     activity = record.figures.activity.get("sm", 0.0) if record.figures is not None else 0.0
     if not activity or record.slot_memory_gb is None:
         return 0.0

@@ -103,7 +103,7 @@ def losing_pools(plan: Plan) -> set[str]:
 
 
 def _restarted(stack: SynthesizedStack, plan: Plan) -> dict[str, str]:
-    """The reasons of the instances that *plan* gives another machine type in place, by their addresses."""
+    """Returns the reasons of the instances that *plan* gives another machine type in place, by their addresses."""
     updated = {
         address: match
         for action, address in plan.changes

@@ -141,7 +141,7 @@ class RunningCost:
         return tuple(each.machine_type for each in self.machines if each.price is None)
 
     def __str__(self) -> str:
-        """The machines and their price: ``2 p5.48xlarge in us-east-1, $196.64/h``; empty without machines."""
+        """Returns the machines and their price: ``2 p5.48xlarge in us-east-1, $196.64/h``; empty without machines."""
         if not self.machines:
             return ""
         parts = [f"{m.count} {m.machine_type}{' spot' if m.spot else ''} in {m.region}" for m in self.machines]

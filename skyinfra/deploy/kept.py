@@ -66,7 +66,7 @@ class KeptJob:
         return cls(info, float(given["kept"]), store.where, given["note"], bool(given["logged"]), folder, store)
 
     def logs(self, lines: int = 1000) -> str:
-        """The last *lines* that its last attempt has printed; empty where nothing is kept of that.
+        """Returns the last *lines* that its last attempt has printed; empty where nothing is kept of that.
 
         Raises `CloudRefused`, or `ProjectError` where it is kept in a folder.
         """
@@ -76,7 +76,7 @@ class KeptJob:
 
 @dataclass
 class Keeping:
-    """What became of the jobs of *fleet*: *sent* to the store *where* now, *already* there, or not, for *problems*.
+    """The jobs of *fleet*: *sent* to the store *where* now, *already* there, or not, for *problems*.
 
     total: None where nobody could be asked.
     """
@@ -156,7 +156,7 @@ class _Timed(io.RawIOBase):
         self.seek, self.tell = file.seek, file.tell  # type: ignore[method-assign]
 
     def readable(self) -> bool:
-        """Whether it can be read."""
+        """Returns whether it can be read."""
         return True
 
     def readinto(self, buffer: Any, /) -> int:

@@ -39,7 +39,7 @@ def _processes(stack: SynthesizedStack, name: str, manifest: Manifest) -> Iterat
 
 
 def _is_served(folder: Path) -> bool:
-    """Whether a runner holds the lock of the node's *folder*."""
+    """Returns whether a runner holds the lock of the node's *folder*."""
     try:
         with (folder / "runner.lock").open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)

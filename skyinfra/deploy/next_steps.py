@@ -37,7 +37,7 @@ def _steps(stack: SynthesizedStack, refusal: Refusal, pool: dict[str, Any] | Non
 
 
 def _profile(stack: SynthesizedStack, refusal: Refusal) -> str | None:
-    """The profile of the pool's Terraform provider, or of the provider that the refusal is about."""
+    """Returns the profile of the pool's Terraform provider, or of the provider that the refusal is about."""
     if refusal.pool is not None:
         found: str | None = stack.configuration(refusal.pool).get("profile")
         return found

@@ -61,7 +61,7 @@ def find_orphans(project: Project, declared: Iterable[SynthesizedStack]) -> tupl
 
 
 def _of_file(project: Project, name: str) -> SynthesizedStack:
-    """The stack of which nothing but its state file is left."""
+    """Returns the stack of which nothing but its state file is left."""
     path = f"../../../terraform.{name}.tfstate"
     # Terraform ran there: the folders of local nodes in the state are counted from it.
     folder = project.output / "stacks" / name
@@ -154,7 +154,7 @@ def restore(orphan: Orphan) -> SynthesizedStack:
 
 
 def _kinds(resources: Iterable[Resource]) -> dict[str, str]:
-    """The provider of each module whose resources are destroyed by its own program."""
+    """Returns the provider of each module whose resources are destroyed by its own program."""
     named = {(each.module, each.name) for each in resources if each.type == "terraform_data"}
     modules = {module for module, name in named if name in ("node", "state")}
     marks = {"engine": "container", "fleet": "ssh"}

@@ -1,4 +1,4 @@
-"""What a fleet that stands is and costs, in words: since when, and about how much so far."""
+"""Describes a fleet that exists and its cost in words: since when, and about how much so far."""
 
 from __future__ import annotations
 

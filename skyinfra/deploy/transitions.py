@@ -49,7 +49,7 @@ class GpuChange:
 
     @staticmethod
     def _parts(layout: Layout, other: Layout, *, there: bool) -> Layout:
-        """The partitions of *layout*, compute instances one by one, that are in *other*, or are not."""
+        """Returns the partitions of *layout*, compute instances one by one, that are in *other*, or are not."""
         others = set(mig.parts(other))
         return tuple(each for each in mig.parts(layout) if (each in others) is there)
 
@@ -90,7 +90,7 @@ class Transition:
 
 
 def transition(manifest: Manifest, accelerator: Accelerator, drain_seconds: float) -> Transition:
-    """The change of the running fleet to the layout of *accelerator*. Asks its head what stands and runs.
+    """Returns the change of the running fleet to the layout of *accelerator*. Asks its head what stands and runs.
 
     A node takes the placement that disturbs least what stands and runs then. Raises `FleetError`.
     """
@@ -133,7 +133,7 @@ def changes(
 
 
 def _in_place(action: str, address: str) -> bool:
-    """Whether a change of a resource may bring another layout to nodes that run.
+    """Returns whether a change of a resource may bring another layout to nodes that run.
 
     Where nodes are set up over SSH, the resource that hands a layout on is made anew (modules/hosts).
     """
@@ -142,7 +142,7 @@ def _in_place(action: str, address: str) -> bool:
 
 
 def transitions(stack: SynthesizedStack, plan: Plan) -> tuple[Transition, ...]:
-    """The changes of layouts that *plan* brings to the fleets of *stack* that run.
+    """Returns the changes of layouts that *plan* brings to the fleets of *stack* that run.
 
     Only pools with a change in place are asked for; a fleet that does not answer is left out, and so is one whose
     layouts follow the work: it has what its head has chosen.

@@ -218,7 +218,7 @@ class Upgrade:
         return {name: _record(answer).get("error", "") for name, answer in answers.items() if _failed(answer)}
 
     def _restart_here(self) -> dict[str, str]:
-        """The head first: the others find it then."""
+        """Returns the head first: the others find it then."""
         heads = {node.name for node in self.manifest.nodes if node.head}
         for name in sorted(self.names, key=lambda each: each not in heads):
             self.say(f"{name} moves to the new runner")

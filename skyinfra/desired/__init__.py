@@ -80,7 +80,7 @@ def remember(layout: FleetLayout, sha256: str, directory: NodeDirectory) -> None
 
 
 def find(config: NodeConfig, sha256: str, directory: NodeDirectory, of_head: FleetLayout | None = None) -> Desired:
-    """The desired state of the node *config*, whose file has the digest *sha256*.
+    """Returns the desired state of the node *config*, whose file has the digest *sha256*.
 
     *of_head*: the layout that the head sends now; None where it is not known: the one that it sent last counts.
     """
@@ -168,7 +168,7 @@ def _with(config: NodeConfig, layout: FleetLayout, where: str) -> NodeConfig:
 
 
 def _of_node(node: str, layout: FleetLayout, accelerator: NodeAccelerator, where: str) -> tuple[Layout, ...]:
-    """The layouts of the GPUs of *node*: those that the head chose for them, else those of the fleet."""
+    """Returns the layouts of the GPUs of *node*: those that the head chose for them, else those of the fleet."""
     selected, where = layout.by_node.get(node), f"{where}.by_node.{node}"
     if selected is None:
         return layout.layouts

@@ -65,7 +65,7 @@ class DesiredFile(_schema.Document, error=InvalidNodeConfig, source="desired-lay
 
 
 def read(directory: NodeDirectory) -> DesiredFile:
-    """The content of the file, empty without one. Raises `InvalidNodeConfig` where it cannot be read."""
+    """Returns the content of the file, empty without one. Raises `InvalidNodeConfig` where it cannot be read."""
     if _before_counts(directory):
         return _before(directory)
     if not os.path.lexists(directory.desired_file):

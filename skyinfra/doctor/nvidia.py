@@ -211,7 +211,7 @@ def _kernel(root: Path) -> Iterator[Finding]:
 
 
 def _present(root: Path) -> bool:
-    """Whether a display or 3D controller of NVIDIA is on the PCI bus, or its driver is installed."""
+    """Returns whether a display or 3D controller of NVIDIA is on the PCI bus, or its driver is installed."""
     for device in (root / "sys/bus/pci/devices").glob("*"):
         if text_of(device / "vendor") == _VENDOR and text_of(device / "class").startswith("0x03"):
             return True

@@ -56,7 +56,7 @@ class Credentials:
         return cls(_certificate(ca_key, ca_key, _AUTHORITY), _certificate(key, ca_key, own), private.decode())
 
     def security(self) -> Security:
-        """A ``distributed`` Security that refuses every peer without a certificate of this fleet."""
+        """Returns a ``distributed`` Security that refuses every peer without a certificate of this fleet."""
         from distributed.security import Security
 
         from skyinfra.engine import dask_private
@@ -76,7 +76,7 @@ class Credentials:
 
 
 def _certificate(key: Ed25519PrivateKey, ca_key: Ed25519PrivateKey, subject: dict[x509.ObjectIdentifier, str]) -> str:
-    """The certificate of *key* as PEM text; that of the authority itself where *key* is its *ca_key*."""
+    """Returns the certificate of *key* as PEM text; that of the authority itself where *key* is its *ca_key*."""
     authority, public = key is ca_key, key.public_key()
     usage = x509.KeyUsage(
         digital_signature=True,

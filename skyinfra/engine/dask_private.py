@@ -65,7 +65,7 @@ def send_soon(stream: Any) -> None:
 
 
 def client_stream(client: Client) -> Any:
-    """The stream to the head; another object after each reconnect, so that what was set for it is set again."""
+    """Returns the stream to the head; another object after each reconnect, so that what was set for it is set again."""
     return client.scheduler_comm
 
 
@@ -108,7 +108,7 @@ async def run_on(client: Client, worker: str, function: Callable[..., object], *
 
 
 def has_listeners(scheduler: Scheduler, topic: str) -> bool:
-    """Whether a client listens to *topic*."""
+    """Returns whether a client listens to *topic*."""
     found = scheduler._broker._topics.get(topic)
     return found is not None and bool(found.subscribers)
 
@@ -187,7 +187,7 @@ def give_back_waiting(worker: Worker) -> None:
 
 
 def running(worker: Worker) -> list[str]:
-    """The keys of the tasks that have started on *worker*, those that were cancelled and still run included."""
+    """Returns the keys of the tasks that have started on *worker*, those that were cancelled and still run included."""
     return sorted(str(task.key) for task in worker.state.all_running_tasks)
 
 
@@ -203,7 +203,7 @@ def on_exit(nanny: Nanny, on_exit_code: Callable[[int], object]) -> None:
 
 
 def is_cancelled(worker: Worker, key: object) -> bool:
-    """Whether the scheduler has forgotten the task *key*, which still runs on *worker*."""
+    """Returns whether the scheduler has forgotten the task *key*, which still runs on *worker*."""
     task = worker.state.tasks.get(key)
     return task is not None and task.state == "cancelled"
 
@@ -303,7 +303,7 @@ _WORDS = 1000
 
 
 def questions(address: str, security: Any, *, timeout: float) -> Any:
-    """The peer at *address* for questions: its answers are read as data, and no answer runs code here.
+    """Returns the peer at *address* for questions: its answers are read as data, and no answer runs code here.
 
     Raises `UnsafeAnswer` for an answer that is something else.
     """
@@ -314,7 +314,7 @@ def questions(address: str, security: Any, *, timeout: float) -> Any:
 
 
 async def data_connection(address: str, security: Any, *, timeout: float) -> Any:
-    """A new connection to *address* whose messages are read as data. Raises OSError."""
+    """Returns a new connection to *address* whose messages are read as data. Raises OSError."""
     install_connections()
     arguments = {**security.get_connection_args("client"), _STREAM: _Answers}
     return await distributed.comm.connect(address, timeout=timeout, **arguments)
@@ -331,7 +331,7 @@ def read_data_only(scheduler: Scheduler) -> dict[str, Any]:
 
 
 async def carrying_client(scheduler: Scheduler, security: Any, *, timeout: float) -> Any:
-    """A client of *scheduler*, which is that of this process: nothing that a worker gives is unpickled here.
+    """Returns a client of *scheduler*, which is that of this process: nothing that a worker gives is unpickled here.
 
     Results are `Serialized`; of exceptions there is the text.
     """
@@ -407,7 +407,7 @@ class _Carried(_Answers):
 
 
 def read_data(frames: Sequence[memoryview], *, carries: bool = False) -> Any:
-    """The message of *frames*, of Dask's wire format: data of msgpack, sets, and what `without_copy` makes.
+    """Returns the message of *frames*, of Dask's wire format: data of msgpack, sets, and what `without_copy` makes.
 
     carries: objects that Dask has serialized are left as they are, and the answer of a failed call is one like others.
     Raises `UnsafeAnswer` for other objects, what msgpack raises for what is none of its messages, and `FleetError` for
@@ -444,13 +444,13 @@ def _unsafe(why: str) -> UnsafeAnswer:
 
 
 def _beside(frames: Sequence[memoryview], offset: Any) -> memoryview | None:
-    """The memory that stands beside the message at *offset*; None for another pickle."""
+    """Returns the memory that stands beside the message at *offset*; None for another pickle."""
     header = msgpack.loads(frames[offset], **msgpack_opts)
     return frames[offset + 1] if header == {"pickled-obj": _NEXT_BUFFER, "num-sub-frames": 1} else None
 
 
 def _carried(frames: Sequence[memoryview], offset: Any) -> Any:
-    """The object that stands beside the message at *offset*, serialized."""
+    """Returns the object that stands beside the message at *offset*, serialized."""
     from distributed.protocol.serialize import Serialized
 
     header = msgpack.loads(frames[offset], use_list=False, **msgpack_opts)

@@ -41,18 +41,18 @@ def ended(code: int) -> str:
 
 
 def of_program(code: int) -> str:
-    """The same as what a sentence says of a program: ``ended with exit code 3``, ``was killed by ...``."""
+    """Returns the same as what a sentence says of a program: ``ended with exit code 3``, ``was killed by ...``."""
     return f"ended with {ended(code)}" if code >= 0 else f"was {ended(code)}"
 
 
 def causes(deaths: Sequence[Death]) -> str:
-    """The causes of *deaths*, once where all are the same; empty where none is known."""
+    """Returns the causes of *deaths*, once where all are the same; empty where none is known."""
     said = [str(death) for death in deaths]
     return said[0] if len(set(said)) == 1 else ", then ".join(said)
 
 
 def remedy(codes: Sequence[int]) -> str | None:
-    """The usual cause of deaths with *codes*, where they leave that open; of none of them, any cause."""
+    """Returns the usual cause of deaths with *codes*, where they leave that open; of none of them, any cause."""
     if not codes:
         return USUAL
     return _NO_MEMORY if set(codes) == {-signal.SIGKILL} else None

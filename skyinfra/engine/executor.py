@@ -193,7 +193,7 @@ class Executor:
 
 
 def may_pass(outcome: Outcome | Ending) -> bool:
-    """Whether the call failed with an error that another attempt may not meet."""
+    """Returns whether the call failed with an error that another attempt may not meet."""
     problem = outcome.problem
     return problem is not None and problem not in _DONE and problem.partition(":")[0] not in _LASTING
 

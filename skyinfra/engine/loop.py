@@ -27,7 +27,7 @@ _NOISY = (
 
 
 def _foreign(record: logging.LogRecord) -> bool:
-    """Whether *record* comes from another thread than ours: the user's own Dask clients keep their messages."""
+    """Returns whether *record* comes from another thread than ours: the user's own Dask clients keep their messages."""
     return record.threadName != _THREAD
 
 

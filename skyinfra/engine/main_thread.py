@@ -40,7 +40,7 @@ class MainThreadPoolExecutor(Executor):
             self.ended(_PATIENCE_S)
 
     def ended(self, within_s: float) -> bool:
-        """Whether `serve` ends within that time."""
+        """Returns whether `serve` ends within that time."""
         return self._ended.wait(within_s)
 
     def serve(self) -> None:
@@ -86,7 +86,7 @@ def replace_after_task() -> None:
 
 
 def is_replaced() -> bool:
-    """Whether this process begins no other task."""
+    """Returns whether this process begins no other task."""
     return _replaced
 
 

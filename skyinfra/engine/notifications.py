@@ -60,7 +60,7 @@ class Notice:
 
     @classmethod
     def of(cls, info: JobInfo, pool: str) -> Notice:
-        """The notice of a job that has ended."""
+        """Returns the notice of a job that has ended."""
         seconds = None if info.started is None or info.ended is None else round(info.ended - info.started, 3)
         code = 0 if info.kind == "script" and info.state == "done" else None
         if info.kind == "script" and (found := _CODE.search(info.problem or "")):
@@ -82,7 +82,7 @@ class Notice:
         return f"{self.name} on {self.pool}: {self.state}{after}{where}" + (f": {why}" if why else "")
 
     def body(self) -> bytes:
-        """The JSON for a webhook. What Slack reads as markup is escaped in ``text``.
+        """Returns the JSON for a webhook. What Slack reads as markup is escaped in ``text``.
 
         It ignores ``job``, as all fields that it does not know: https://github.com/hastic-zzz/hastic-server/issues/708.
         """

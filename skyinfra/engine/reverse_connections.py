@@ -67,7 +67,7 @@ async def leave(worker: Worker) -> None:
 
 
 async def can_connect(address: str, within_s: float, **arguments: Any) -> bool:
-    """Whether this process can connect to *address*."""
+    """Returns whether this process can connect to *address*."""
     with contextlib.suppress(OSError, TimeoutError):
         comm: Comm = await distributed.comm.connect(address, timeout=within_s, **arguments)
         await comm.close()

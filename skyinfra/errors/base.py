@@ -79,7 +79,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def did_you_mean(given: str, known: Iterable[str], *, limit: int = 3) -> str:
-    """A hint with the *known* names nearest to *given*, or the empty string where none is near."""
+    """Returns a hint with the *known* names nearest to *given*, or the empty string where none is near."""
     by_key = {name.lower(): name for name in known}
     near = [by_key[key] for key in get_close_matches(given.lower(), by_key, n=limit, cutoff=0.5)]
     if not near:

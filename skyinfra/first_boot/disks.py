@@ -78,7 +78,7 @@ class Scratch:
 
 @dataclass(frozen=True)
 class Volume:
-    """What outlives this node: the volume *volume*, by its id, at *mount*. *parts*: folders of it, linked in *folder*.
+    """A volume that outlives this node: *volume*, by its id, at *mount*. *parts*: folders of it, linked in *folder*.
 
     *devices*: where a machine may have it; {} stands for the id as udev writes it. It gets a file system when it has
     none, and never another one. A power cut may leave half a file system: a whole one gets its label last, and is not

@@ -101,7 +101,7 @@ def geometry_of(gpu: Gpu) -> mig.Geometry:
 
 
 def model_of(gpu: Gpu) -> mig.Geometry | None:
-    """The known model with this PCI device id and about this memory; of several, that of the nearest."""
+    """Returns the known model with this PCI device id and about this memory; of several, that of the nearest."""
     pci_id = gpu.pci_device_id.lower()
     found = [g for g in map(mig.geometry, mig.models()) if pci_id in map(str.lower, g.pci_device_ids)]
     memory = gpu.memory_bytes()
@@ -113,7 +113,7 @@ def model_of(gpu: Gpu) -> mig.Geometry | None:
 
 
 def _listed(gpu: Gpu, known: mig.Geometry | None) -> mig.Geometry:
-    """The geometry that the driver lists."""
+    """Returns the geometry that the driver lists."""
     profiles = tuple(_profile(info, places) for info in gpu.profiles() if (places := gpu.places(info)))
     return DeviceGeometry(
         model=known.model if known else gpu.name,

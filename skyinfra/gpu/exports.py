@@ -64,7 +64,7 @@ def _actual(gpus: Sequence[Gpu], warnings: list[str]) -> dict[int, mig.Actual]:
 
 
 def _by_model(gpus: Sequence[Gpu]) -> list[list[Gpu]]:
-    """The GPUs with MIG, those of one model and board together."""
+    """Returns the GPUs with MIG, those of one model and board together."""
     models: dict[tuple[str, ...], list[Gpu]] = {}
     for gpu in gpus:
         if gpu.mig_mode() is not None:
@@ -73,7 +73,7 @@ def _by_model(gpus: Sequence[Gpu]) -> list[list[Gpu]]:
 
 
 def declaration(nvml: Nvml) -> tuple[str, tuple[str, ...]]:
-    """The declaration that keeps every GPU as it stands, for ``mig=``, and warnings. Raises `PartitionFailed`.
+    """Returns the declaration that keeps every GPU as it stands, for ``mig=``, and warnings. Raises `PartitionFailed`.
 
     A GPU without MIG is ``off``. Where no GPU has partitions there is nothing to declare.
     """
@@ -84,7 +84,7 @@ def declaration(nvml: Nvml) -> tuple[str, tuple[str, ...]]:
 
 
 def configured(nvml: Nvml, wanted: mig.Selected) -> tuple[str, tuple[str, ...]]:
-    """The declaration of what a configuration of mig-parted gives to the GPUs of this machine, and warnings.
+    """Returns the declaration of what a configuration of mig-parted gives to the GPUs of this machine, and warnings.
 
     A GPU that it does not name stays as it stands. Raises `InvalidField` where the file cannot be read, `LayoutError`
     and its kinds with the path of what is wrong in it, and `PartitionFailed`.
@@ -98,7 +98,7 @@ def configured(nvml: Nvml, wanted: mig.Selected) -> tuple[str, tuple[str, ...]]:
 
 
 def keeps(nvml: Nvml, wanted: mig.Selected) -> bool:
-    """Whether that configuration of mig-parted leaves every GPU as it stands. Raises as `configured` does."""
+    """Returns whether that configuration of mig-parted leaves every GPU as it stands. Raises as `configured` does."""
     actual, given = _compared(nvml, wanted, [])
     return all(actual[index].has(layout) for index, (layout, _) in given.items())
 
@@ -125,7 +125,7 @@ def _compared(nvml: Nvml, wanted: mig.Selected, warnings: list[str]) -> tuple[di
 
 
 def _placed(actual: mig.Actual) -> str | None:
-    """Its layout with places; None is MIG off, "" MIG without partitions."""
+    """Returns its layout with places; None is MIG off, "" MIG without partitions."""
     return None if actual.layout is None else mig.placed_text(actual.layout)
 
 
@@ -148,7 +148,7 @@ def read_config(wanted: mig.Selected) -> tuple[mig.PartedEntry, ...]:
 
 
 def _declared(texts: Mapping[int, str | None], warnings: list[str]) -> tuple[str, tuple[str, ...]]:
-    """The value of ``mig=`` for GPUs with these layouts: None is MIG off, "" MIG without partitions."""
+    """Returns the value of ``mig=`` for GPUs with these layouts: None is MIG off, "" MIG without partitions."""
     empty = [index for index, each in texts.items() if each is not None and not each]
     warnings += [f"GPU {index}: MIG without partitions cannot be declared" for index in empty]
     layouts = [each or OFF for each in texts.values()]
@@ -160,7 +160,7 @@ def _declared(texts: Mapping[int, str | None], warnings: list[str]) -> tuple[str
 
 
 def gres(nvml: Nvml, *, root: Path = Path("/")) -> tuple[str, tuple[str, ...]]:
-    """The lines of `gres.conf` for what stands, and warnings. *root*: the parent of proc/.
+    """Returns the lines of `gres.conf` for what stands, and warnings. *root*: the parent of proc/.
 
     Raises `PartitionFailed`, also where the driver has no capability files for a partition.
     """
@@ -181,7 +181,7 @@ def gres(nvml: Nvml, *, root: Path = Path("/")) -> tuple[str, tuple[str, ...]]:
 
 
 def device_plugin(nvml: Nvml) -> tuple[str, tuple[str, ...]]:
-    """The configuration of the device plugin for what stands, and warnings. Raises `PartitionFailed`."""
+    """Returns the configuration of the device plugin for what stands, and warnings. Raises `PartitionFailed`."""
     gpus: list[list[str] | None] = []
     with asking(UNREADABLE):
         for gpu in nvml.gpus():

@@ -63,7 +63,7 @@ class Hardware:
         self._amd = amd.of(config, directory, root=root)
 
     def devices(self) -> tuple[Device, ...]:
-        """The accelerators by index; empty on a node that declares none."""
+        """Returns the accelerators by index; empty on a node that declares none."""
         if self._amd is not None:
             return self._amd.devices()
         if self._gpus is not None:
@@ -79,7 +79,7 @@ class Hardware:
         return inventory.by_device_files(accelerator, root=self._root, env=self._env)
 
     def plan(self) -> list[Step]:
-        """The steps that `partition` would execute; empty where the actual layout is the desired one."""
+        """Returns the steps that `partition` would execute; empty where the actual layout is the desired one."""
         if self._amd is not None:
             return self._amd.plan()
         if self._gpus is None or self._given:
@@ -89,7 +89,7 @@ class Hardware:
             return partitioner.plan(nvml, self._targets(nvml))
 
     def existing(self) -> tuple[Partition, ...]:
-        """The partitions that exist, desired or not; those that cannot be used have no UUID."""
+        """Returns the partitions that exist, desired or not; those that cannot be used have no UUID."""
         if self._gpus is None or self._given:
             return ()
         with self.nvml() as nvml:
@@ -136,7 +136,7 @@ class Hardware:
             return partitioner.apply(nvml, self._targets(nvml), emit=emit, options=options)
 
     def actual(self) -> tuple[Partition, ...]:
-        """The partitions of GPUs whose actual layout is the desired one; changes nothing."""
+        """Returns the partitions of GPUs whose actual layout is the desired one; changes nothing."""
         if self._amd is not None:
             return self._amd.actual()
         if self._gpus is None or self._given:

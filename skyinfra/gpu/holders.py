@@ -157,7 +157,7 @@ class Holders:
         return self._machine.holders(minor, gpu.bus_id, instance, device=device)
 
     def _computing(self) -> dict[int | str, Collection[int]] | None:
-        """The GPUs on which each process and each service computes; None where NVML does not say it."""
+        """Returns the GPUs on which each process and each service computes; None where NVML does not say it."""
         try:
             work = self._work()
         except pynvml.NVMLError:
@@ -175,7 +175,7 @@ class Holders:
         return not known and self._ends_alone(service, computing)
 
     def _ends_alone(self, service: str, computing: Collection[int | str]) -> bool:
-        """Whether nothing that is to go on stops with it."""
+        """Returns whether nothing that is to go on stops with it."""
         others = self._machine.with_dependents(service)[1:]
         ending = [name for name in others if name in self._kept or name in computing]
         if ending:
@@ -225,7 +225,7 @@ class Holders:
 
 
 def work_of(gpus: Iterable[Gpu]) -> dict[int, set[int]]:
-    """The processes that compute or draw on *gpus*. Raises ``pynvml.NVMLError``."""
+    """Returns the processes that compute or draw on *gpus*. Raises ``pynvml.NVMLError``."""
     found: dict[int, set[int]] = {}
     for gpu in gpus:
         for pid in gpu.processes():
@@ -323,7 +323,7 @@ class Activation:
         return refused
 
     def _all_idle(self, gpus: Sequence[Gpu]) -> bool:
-        """Whether a reset of all GPUs ends no process, and no instance that this run does not create again."""
+        """Returns whether a reset of all GPUs ends no process, and no instance that this run does not create again."""
         try:
             for gpu in gpus:
                 mode = gpu.mig_mode()
@@ -369,7 +369,7 @@ class Activation:
 
 
 def listed(nvml: Nvml) -> list[Gpu]:
-    """The GPUs by index. Raises `PartitionFailed`."""
+    """Returns the GPUs by index. Raises `PartitionFailed`."""
     with asking("NVML cannot list the GPUs"):
         return nvml.gpus()
 

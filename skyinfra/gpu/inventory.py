@@ -119,7 +119,7 @@ def _named(shown: Sequence[Device], environment: Mapping[str, str]) -> list[Devi
 
 
 def _one(shown: Sequence[Device], name: str, variable: str) -> Device:
-    """The device *name*: its number, or its UUID or the beginning of that."""
+    """Returns the device *name*: its number, or its UUID or the beginning of that."""
     found = [each for each in shown if (each.uuid or "").startswith(name)]
     if name.isdigit():
         found = [each for each in shown if each.index == int(name)]
@@ -152,7 +152,7 @@ def _spelled(counts: Counter[str], accelerator: NodeAccelerator) -> str:
 
 
 def no_driver(error: pynvml.NVMLError) -> AcceleratorMissing:
-    """The exception for NVML that cannot be initialized or does not answer."""
+    """Returns the exception for NVML that cannot be initialized or does not answer."""
     if error.value == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND and (why := unloadable()):
         return AcceleratorMissing(
             f"{_LIBRARY} is there and cannot be loaded: {why}",
@@ -196,7 +196,7 @@ def unloadable() -> str | None:
 def by_device_files(
     accelerator: NodeAccelerator, *, root: Path = Path("/"), env: Mapping[str, str] | None = None
 ) -> tuple[Device, ...]:
-    """The accelerators, by device files below *root*. *env*: the declared variables of the tasks.
+    """Returns the accelerators, by device files below *root*. *env*: the declared variables of the tasks.
 
     Raises `AcceleratorMissing` unless as many as declared exist.
     """
@@ -271,7 +271,7 @@ def check_count(accelerator: NodeAccelerator, count: int, found: str, hint: str 
 
 
 def other_model(accelerator: NodeAccelerator, found: str) -> AcceleratorMissing:
-    """The error for a node whose GPUs are another model than declared. *found*: the GPUs, as text."""
+    """Returns the error for a node whose GPUs are another model than declared. *found*: the GPUs, as text."""
     return AcceleratorMissing(
         f"declared {accelerator.count} x {accelerator.name}, found {found}",
         field="accelerator.name",
@@ -280,7 +280,7 @@ def other_model(accelerator: NodeAccelerator, found: str) -> AcceleratorMissing:
 
 
 def same_model(declared: str, reported: str) -> bool:
-    """Whether a GPU that calls itself *reported* (``NVIDIA A100-SXM4-80GB``) is the *declared* one (``A100``).
+    """Returns whether a GPU that calls itself *reported* (``NVIDIA A100-SXM4-80GB``) is the *declared* one (``A100``).
 
     The declared name is some whole words of the other, so that ``L4`` is not an ``L40S``; memory is not compared.
     """
@@ -300,7 +300,7 @@ def counted(names: Sequence[str]) -> str:
 
 
 def _numbered(folder: Path, pattern: str) -> list[Path]:
-    """The files of *folder* whose whole name matches, by the number in it."""
+    """Returns the files of *folder* whose whole name matches, by the number in it."""
     if not folder.is_dir():
         return []
     matches = [(int(match.group(1)), file) for file in folder.iterdir() if (match := re.fullmatch(pattern, file.name))]

@@ -120,15 +120,15 @@ class SystemMachine:
         return found
 
     def unit(self, pid: int) -> str | None:
-        """The unit of systemd that a process is in, see `processes.unit`."""
+        """Returns the unit of systemd that a process is in, see `processes.unit`."""
         return processes.unit(pid, proc=_ROOT / "proc")
 
     def is_active(self, unit: str) -> bool:
-        """Whether a service runs."""
+        """Returns whether a service runs."""
         return self._systemctl("is-active", "--quiet", unit) is None
 
     def with_dependents(self, unit: str) -> tuple[str, ...]:
-        """The services that stop with *unit*: itself, and those that run and require it."""
+        """Returns the services that stop with *unit*: itself, and those that run and require it."""
         found = [unit]
         for name in found:
             known, shown = self._ask_systemctl("show", "--value", "--property=RequiredBy,BoundBy,ConsistsOf", name)
@@ -187,7 +187,7 @@ class SystemMachine:
         return left and f"{left}: {'; '.join(reasons) or 'nvidia-modprobe did not make it'}"
 
     def boot_id(self) -> str:
-        """The id of this boot of the machine."""
+        """Returns the id of this boot of the machine."""
         return _BOOT_ID.read_text(encoding="ascii").strip()
 
     def reboot(self) -> None:
@@ -202,7 +202,7 @@ class SystemMachine:
         return None if succeeded else output
 
     def _ask_systemctl(self, *arguments: str) -> tuple[bool, str]:
-        """Whether systemctl succeeds, and its output."""
+        """Returns whether systemctl succeeds, and its output."""
         return _program("systemctl", "--no-ask-password", *arguments)
 
 
@@ -318,7 +318,7 @@ class RebootGuard:
         replace_file(self._file, text, durable=True)
 
     def _asked(self) -> _Asked | None:
-        """The last reboot. A file that cannot be read counts for every GPU, because a loop is worse."""
+        """Returns the last reboot. A file that cannot be read counts for every GPU, because a loop is worse."""
         if not self._file.exists():
             return None
         try:
@@ -329,7 +329,7 @@ class RebootGuard:
 
 
 def needed_files(root: Path = Path("/")) -> tuple[Path, ...]:
-    """The device files that tasks need with the driver below *root*; none where it is not loaded."""
+    """Returns the device files that tasks need with the driver below *root*; none where it is not loaded."""
     if not (root / _PROC / "version").exists():
         return ()
     capabilities = (root / "dev/nvidia-caps" / f"nvidia-cap{minor}" for _, minor in _minors(_needed(root)))
@@ -356,7 +356,7 @@ def missing_files(root: Path = Path("/")) -> tuple[Path, ...]:
 
 
 def _capabilities(root: Path, gpu: int | str = _ANY, instance: InstanceId | str = _ANY) -> list[Path]:
-    """The files in /proc of the capabilities of a GPU and an instance on it, or of all."""
+    """Returns the files in /proc of the capabilities of a GPU and an instance on it, or of all."""
     patterns = [pattern.format(gpu=gpu, instance=instance) for pattern in _CAPABILITIES]
     if isinstance(instance, tuple):
         patterns = ["gpu{}/mig/gi{}/ci{}/access".format(gpu, *instance)]
@@ -406,7 +406,7 @@ def _program(name: str, *arguments: str) -> tuple[bool, str]:
 
 
 def _output(command: Sequence[str], seconds: float) -> tuple[bool, str]:
-    """Whether *command* succeeds, and its output in one line, or why there is none."""
+    """Returns whether *command* succeeds, and its output in one line, or why there is none."""
     try:
         done = subprocess.run(
             command, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, text=True, errors="replace", timeout=seconds

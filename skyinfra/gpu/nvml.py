@@ -46,7 +46,7 @@ ERROR_NAMES: dict[int, str] = {
 
 
 def error_name(code: int) -> str:
-    """The name of an NVML error code with its number: ``IN_USE (19)``."""
+    """Returns the name of an NVML error code with its number: ``IN_USE (19)``."""
     return f"{ERROR_NAMES.get(code, 'error')} ({code})"
 
 
@@ -129,7 +129,7 @@ class GpuInstance:
         return tuple(sorted(places, key=lambda each: each.start))
 
     def partitions(self, gpu: int, name: str) -> list[Partition]:
-        """The partitions that it is, with the profile *name*; one without UUID where nothing can use it."""
+        """Returns the partitions that it is, with the profile *name*; one without UUID where nothing can use it."""
         where = (self.start, self.size)
         if self.uuid is not None or not self.compute:
             return [Partition(gpu, name, *where, self.uuid or "")]
@@ -157,7 +157,7 @@ class MigDevice:
         return str(self._api.nvmlDeviceGetName(self._handle)).rpartition("MIG ")[2]
 
     def memory(self) -> Any:
-        """Its memory, with ``total`` and ``used`` in bytes; None where the driver does not say it."""
+        """Returns its memory, with ``total`` and ``used`` in bytes; None where the driver does not say it."""
         return asked(self._api, "nvmlDeviceGetMemoryInfo", self._handle)
 
 
@@ -177,22 +177,22 @@ class Nvml:
             self.api.nvmlShutdown()
 
     def driver_version(self) -> str:
-        """The version of the driver, such as ``570.133.20``."""
+        """Returns the version of the driver, such as ``570.133.20``."""
         return str(self.api.nvmlSystemGetDriverVersion())
 
     def cuda_version(self) -> tuple[int, int] | None:
-        """The newest CUDA that the driver serves, such as (12, 8); None where it does not say."""
+        """Returns the newest CUDA that the driver serves, such as (12, 8); None where it does not say."""
         number = asked(self.api, "nvmlSystemGetCudaDriverVersion_v2")
         return None if number is None else (number // 1000, number % 1000 // 10)
 
     def mig_device(self, uuid: str) -> MigDevice | None:
-        """The MIG device *uuid*; None where it does not stand any more."""
+        """Returns the MIG device *uuid*; None where it does not stand any more."""
         gone = (*_UNSUPPORTED, pynvml.NVML_ERROR_NOT_FOUND)
         handle = asked(self.api, "nvmlDeviceGetHandleByUUID", uuid, absent=gone)
         return None if handle is None else MigDevice(self.api, handle)
 
     def gpus(self) -> list[Gpu]:
-        """The GPUs by index. An error tells which one it is of (`error_text`)."""
+        """Returns the GPUs by index. An error tells which one it is of (`error_text`)."""
         found = []
         for index in range(self.api.nvmlDeviceGetCount()):
             with noting(index):
@@ -246,12 +246,12 @@ class Gpu:
         return f"0x{self._pci.pciDeviceId:08X}", f"0x{self._pci.pciSubSystemId:08X}"
 
     def memory_bytes(self) -> int | None:
-        """All of its memory, as the driver counts it; None while MIG is on for everybody but root."""
+        """Returns all of its memory, as the driver counts it; None while MIG is on for everybody but root."""
         memory = self.ask("nvmlDeviceGetMemoryInfo", absent=[pynvml.NVML_ERROR_NO_PERMISSION])
         return None if memory is None else int(memory.total)
 
     def mig_mode(self) -> tuple[bool, bool] | None:
-        """Whether MIG is on now, and whether it will be after a reset; None on a GPU that has no MIG."""
+        """Returns whether MIG is on now, and whether it will be after a reset; None on a GPU that has no MIG."""
         modes = self.ask("nvmlDeviceGetMigMode", absent=[pynvml.NVML_ERROR_NOT_SUPPORTED])
         return None if modes is None else (bool(modes[0]), bool(modes[1]))
 
@@ -280,7 +280,7 @@ class Gpu:
         return [(int(place.start), int(place.size)) for place in found]
 
     def instances(self) -> list[GpuInstance]:
-        """The GPU instances that exist, by start. MIG must be on, and the driver tells them to root only."""
+        """Returns the GPU instances that exist, by start. MIG must be on, and the driver tells them to root only."""
         found = []
         function = self._api.nvmlDeviceGetGpuInstances
         for profile in self.profiles():
@@ -292,7 +292,7 @@ class Gpu:
         return sorted(found, key=lambda instance: instance.start)
 
     def mig_devices(self) -> list[MigDevice]:
-        """The MIG devices that this process may use, whoever made them; none while MIG is off."""
+        """Returns the MIG devices that this process may use, whoever made them; none while MIG is off."""
         found = []
         for index in range(self.ask("nvmlDeviceGetMaxMigDeviceCount") or 0):
             handle = self.ask("nvmlDeviceGetMigDeviceHandleByIndex", index, absent=[pynvml.NVML_ERROR_NOT_FOUND])
@@ -342,15 +342,15 @@ class Gpu:
         return self._processes(self._handle)
 
     def processes_on(self, instance: GpuInstance) -> tuple[int, ...]:
-        """The ids of the processes on the MIG devices of *instance*; sorted."""
+        """Returns the ids of the processes on the MIG devices of *instance*; sorted."""
         return tuple(sorted({pid for compute in instance.compute for pid in self.processes_in(compute)}))
 
     def processes_in(self, compute: ComputeInstance) -> tuple[int, ...]:
-        """The ids of the processes on the MIG device of *compute*; sorted."""
+        """Returns the ids of the processes on the MIG device of *compute*; sorted."""
         return self._processes(compute.device)
 
     def ask(self, function: str, *arguments: Any, absent: Collection[int] = _UNSUPPORTED) -> Any:
-        """The answer of NVML's *function* for this GPU; None as for `asked`."""
+        """Returns the answer of NVML's *function* for this GPU; None as for `asked`."""
         return asked(self._api, function, self._handle, *arguments, absent=absent)
 
     def temperature(self) -> int | None:
@@ -380,7 +380,7 @@ class Gpu:
         return tuple(sorted({int(process.pid) for process in found}))
 
     def _running(self, kind: str, device: Any) -> list[Any]:
-        """The processes of one kind. Drivers before R510 have only the second version of the query."""
+        """Returns the processes of one kind. Drivers before R510 have only the second version of the query."""
         # A GPU without graphics, or the host of virtual GPUs, whose processes are not its own.
         none = pynvml.NVML_ERROR_NOT_SUPPORTED
         function = f"nvmlDeviceGet{kind}RunningProcesses"
@@ -440,7 +440,7 @@ class Gpu:
 
     @staticmethod
     def _filled(kind: Any, function: Any, *arguments: Any) -> list[Any]:
-        """The array of *kind* that *function* fills. The count is an output only."""
+        """Returns the array of *kind* that *function* fills. The count is an output only."""
         array = (kind * _MAX_INSTANCES)()
         count = ctypes.c_uint(_MAX_INSTANCES)
         function(*arguments, array, ctypes.byref(count))

@@ -56,7 +56,7 @@ class ApplyOptions:
 
 
 def plan(nvml: Nvml, desired: DesiredLayouts) -> list[Step]:
-    """The steps to the *desired* layouts, GPU by GPU; empty where they are the actual ones. Changes nothing.
+    """Returns the steps to the *desired* layouts, GPU by GPU; empty where they are the actual ones. Changes nothing.
 
     Raises `PartitionFailed` where NVML refuses to answer, or the GPU has no MIG, no such profile or place.
     """
@@ -81,7 +81,7 @@ def apply(
 
 
 def actual(nvml: Nvml, desired: DesiredLayouts) -> tuple[Partition, ...]:
-    """The partitions of GPUs that have the *desired* layouts. Raises `PartitionFailed` where they differ."""
+    """Returns the partitions of GPUs that have the *desired* layouts. Raises `PartitionFailed` where they differ."""
     gpus = _checked(nvml, desired)
     check_no_steps([step for gpu in gpus for step in gpu.steps()])
     return tuple(partition for gpu in gpus for partition in gpu.partitions())

@@ -75,7 +75,7 @@ def write(
 
 
 def read(directory: NodeDirectory) -> ActualLayout | None:
-    """The last record; None where there is none, or it cannot be read."""
+    """Returns the last record; None where there is none, or it cannot be read."""
     try:
         return ActualLayout.load(_file(directory))
     except InvalidNodeConfig:
@@ -107,13 +107,13 @@ class RecordedHardware(Hardware):
 
     @classmethod
     def applies(cls, config: NodeConfig, directory: NodeDirectory) -> bool:
-        """Whether root keeps a record on this node."""
+        """Returns whether root keeps a record on this node."""
         accelerator = config.accelerator
         there = accelerator is not None and accelerator.vendor == "nvidia" and not config.scheduler_only
         return there and _file(directory).exists()
 
     def plan(self) -> list[Step]:
-        """The steps that root would execute; empty where the actual layout is the desired one."""
+        """Returns the steps that root would execute; empty where the actual layout is the desired one."""
         steps: list[Step] = []
         selected = targets.read(self._gpus, self._directory) if self._gpus is not None else {}
         existing = self.existing()
@@ -127,7 +127,7 @@ class RecordedHardware(Hardware):
         return steps
 
     def existing(self) -> tuple[Partition, ...]:
-        """The partitions that root has recorded."""
+        """Returns the partitions that root has recorded."""
         record = read(self._directory)
         return record.partitions if record else ()
 
@@ -143,7 +143,7 @@ class RecordedHardware(Hardware):
         desired_file.update(self._directory, again=True, request=self._request or "")
 
     def made_by_root(self) -> tuple[Partition, ...] | None:
-        """The partitions that root has made; None while it has not answered. Raises `PartitionFailed`."""
+        """Returns the partitions that root has made; None while it has not answered. Raises `PartitionFailed`."""
         record = self._of_desired()
         if record is None or self._request not in (None, record.request):
             return None
@@ -156,6 +156,6 @@ class RecordedHardware(Hardware):
         return record.partitions
 
     def _of_desired(self) -> ActualLayout | None:
-        """The record, where it is of the desired layout."""
+        """Returns the record, where it is of the desired layout."""
         record = read(self._directory)
         return record if record is not None and record.layouts == tuple(self._desired.values()) else None

@@ -108,7 +108,7 @@ def _flagged(layout: Layout, desired: Layout) -> Layout:
 
 
 def _indices(text: str, count: int) -> tuple[int, ...]:
-    """The GPUs that *text* names, of *count*: ``all``, or indices such as ``0,3``. Raises `InvalidField`."""
+    """Returns the GPUs that *text* names, of *count*: ``all``, or indices such as ``0,3``. Raises `InvalidField`."""
     if text.strip().lower() == "all":
         return tuple(range(count))
     try:
@@ -125,7 +125,7 @@ def _indices(text: str, count: int) -> tuple[int, ...]:
 
 
 def given(nvml: Nvml, layout: str, gpus: str) -> DesiredLayouts:
-    """The desired layouts of ``--layout`` and ``--gpu``: *layout* on each of the GPUs, ``off`` for MIG off.
+    """Returns the desired layouts of ``--layout`` and ``--gpu``: *layout* on each of the GPUs, ``off`` for MIG off.
 
     Raises `InvalidField`, `LayoutError` and its kinds, `AcceleratorMissing`, `PartitionFailed`.
     """
@@ -141,7 +141,7 @@ def given(nvml: Nvml, layout: str, gpus: str) -> DesiredLayouts:
 
 
 def arranged(nvml: Nvml, desired: DesiredLayouts, selected: DesiredLayouts) -> DesiredLayouts:
-    """The *desired* layouts in the places that disturb least what stands, see `target`.
+    """Returns the *desired* layouts in the places that disturb least what stands, see `target`.
 
     *selected*: the places that were chosen before. Raises `PartitionFailed` where NVML does not list the GPUs; one for
     which it refuses to answer keeps its desired layout, and fails when it is partitioned.

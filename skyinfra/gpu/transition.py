@@ -118,12 +118,12 @@ class GpuTransition:
                 raise self.error(f"it does not allow {partition}", f"It allows that profile at {shown}.")
 
     def steps(self) -> list[Step]:
-        """The steps to the desired layout, in the order of execution."""
+        """Returns the steps to the desired layout, in the order of execution."""
         mode = self.on if self.mode_differs else None
         return steps_between(self.index, self._actual(), self._desired, mode=mode)
 
     def users(self) -> dict[str, tuple[int, ...]]:
-        """The processes that use what has to go, by what they use: an instance, or the whole GPU."""
+        """Returns the processes that use what has to go, by what they use: an instance, or the whole GPU."""
         with self.refused("list its processes"):
             if self.mode_differs:
                 held = {"the GPU": self.gpu.processes()}
@@ -185,7 +185,7 @@ class GpuTransition:
             done(Step.at(self.index, "create", place, compute.uuid))
 
     def partitions(self) -> list[Partition]:
-        """The partitions, read anew after a change. Every desired one exists."""
+        """Returns the partitions, read anew after a change. Every desired one exists."""
         actual = self._actual()
         missing = difference(actual, self._desired)[1]
         if missing:
@@ -194,7 +194,7 @@ class GpuTransition:
         return actual
 
     def error(self, message: str, hint: str) -> PartitionFailed:
-        """The exception with *message* about this GPU, its desired and its actual layout."""
+        """Returns the exception with *message* about this GPU, its desired and its actual layout."""
         return PartitionFailed(f"{self}: {message}", field=self.field, hint=f"{self.desired_and_actual()}\n{hint}")
 
     def desired_and_actual(self) -> str:
@@ -209,7 +209,7 @@ class GpuTransition:
         return asking(f"NVML refuses to {what}", self)
 
     def _patiently(self, function: Callable[[], T], release: Callable[[bool], bool] = lambda over: False) -> T:
-        """The value of *function*, called again while NVML answers that something is in use.
+        """Returns the value of *function*, called again while NVML answers that something is in use.
 
         *release* gets whether patience is over, and returns whether it is worth to go on.
         """
@@ -274,7 +274,7 @@ class GpuTransition:
             raise _Stays
 
     def _shares(self, partition: Partition) -> list[ComputeInstance]:
-        """The compute instance that is *partition*, as long as it stands."""
+        """Returns the compute instance that is *partition*, as long as it stands."""
         return [each for live in self._at(partition.start) for each in live.compute if each.uuid == partition.uuid]
 
     def _at(self, start: int) -> list[GpuInstance]:
@@ -291,7 +291,7 @@ class GpuTransition:
         return found
 
     def _instances(self) -> list[GpuInstance]:
-        """The GPU instances; none where MIG is off."""
+        """Returns the GPU instances; none where MIG is off."""
         if self._mode is None or not self._mode[0]:
             return []
         with self.refused("list its GPU instances"):

@@ -196,7 +196,7 @@ class Jobs:
         return True
 
     async def _files(self, job: str) -> str | None:
-        """The name of the tree with the files that were kept of a job; None where none were."""
+        """Returns the name of the tree with the files that were kept of a job; None where none were."""
         written = self._find(job).info.written
         if written is None or written.tree is None:
             return None

@@ -58,7 +58,7 @@ class Record(_schema.Document, error=StateDirectoryError, source="job", version=
 
     @classmethod
     def of(cls, wanted: Submission, *, now: float) -> Record:
-        """The record of a job that is submitted *now*, in UNIX seconds."""
+        """Returns the record of a job that is submitted *now*, in UNIX seconds."""
         whose = wanted.submitter, wanted.priority
         info = JobInfo(wanted.name, wanted.id, wanted.task, wanted.kind, *whose, state="queued", submitted=now)
         return cls(VERSION, info, wanted.header, dict(wanted.resources), wanted.retries)
@@ -191,7 +191,7 @@ class Journal:
         return self._part(record.info.id, "call", 0, -1)[0]
 
     def outcome(self, identity: str, offset: int, length: int) -> tuple[bytes, int]:
-        """A part of the outcome, and how many bytes the whole has. Raises `StateDirectoryError`."""
+        """Returns a part of the outcome, and how many bytes the whole has. Raises `StateDirectoryError`."""
         return self._part(identity, "outcome", offset, length)
 
     def _part(self, identity: str, name: str, offset: int, length: int) -> tuple[bytes, int]:
@@ -244,6 +244,6 @@ def _write(place: Path, record: Record) -> None:
 
 
 def settled(record: Record, ending: Ending, *, now: float) -> Record:
-    """The record of a job that has ended with *ending*."""
+    """Returns the record of a job that has ended with *ending*."""
     state: jobs.State = "done" if ending.problem is None else "failed"
     return replace(record, info=replace(record.info, state=state, ended=now, problem=ending.problem))

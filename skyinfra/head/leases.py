@@ -60,7 +60,7 @@ class _Gang:
         self.changes.notify()
 
     async def leaves(self, seen: str, wait_s: float) -> GangState:
-        """Its state, as soon as its phase is another than *seen*."""
+        """Returns its state, as soon as its phase is another than *seen*."""
         await self.changes.until(lambda: self.phase != seen, wait_s)
         return self.state()
 
@@ -134,7 +134,7 @@ class Leases:
         return await found.leaves("granted", wait_s)
 
     async def state(self, gang: str, seen: str, wait_s: float) -> GangState:
-        """The state of the *gang*, as soon as its phase is another than *seen*, or after *wait_s* seconds."""
+        """Returns the state of the *gang*, as soon as its phase is another than *seen*, or after *wait_s* seconds."""
         found = self._gangs.get(gang)
         return _UNKNOWN if found is None else await found.leaves(seen, wait_s)
 
@@ -193,7 +193,7 @@ class Leases:
 
 
 def _choose(wish: Wish, free: Mapping[str, bool]) -> tuple[str, ...] | None:
-    """The slots for *wish* out of the *free* ones, those without a task first; None where there are too few."""
+    """Returns the slots for *wish* out of the *free* ones, those without a task first; None where there are too few."""
     found: list[tuple[int, int, list[str]]] = []
     for position, (_, slots, count) in enumerate(wish.candidates):
         there = sorted((slot for slot in slots if slot in free), key=lambda slot: free[slot])[:count]

@@ -81,7 +81,7 @@ class Notices:
 
 
 def forgotten(info: JobInfo) -> tuple[Notification, ...]:
-    """The notifications of a job that a head finds when it starts: it has no address of those that wait."""
+    """Returns the notifications of a job that a head finds when it starts: it has no address of those that wait."""
     why = f"its head started anew and has no address: `skyinfra jobs give STACK/POOL {info.name} --notify TARGET`"
     return tuple(
         replace(each, state="failed", problem=why) if each.state == "waiting" else each for each in info.notifications

@@ -50,7 +50,7 @@ class Records(SchedulerPlugin):  # type: ignore[misc]
         self._sent: dict[str, tuple[Described, float]] = {}
 
     def records(self) -> list[TaskRecord]:
-        """The last tasks that ended, in the order of their ends."""
+        """Returns the last tasks that ended, in the order of their ends."""
         slots = {id(each.worker): slot_of(each.worker) for each in {id(e.worker): e for e in self._kept}.values()}
         return [_record(each, slot) for each in self._kept if (slot := slots[id(each.worker)]) is not None]
 
@@ -88,7 +88,7 @@ class Records(SchedulerPlugin):  # type: ignore[misc]
 
 
 def slot_of(extra: Described) -> InstanceInfo | None:
-    """The slot of a worker; None for one that does not say what it is."""
+    """Returns the slot of a worker; None for one that does not say what it is."""
     try:
         return InstanceInfo.read(rpc.lists(extra.get(STARTUP_KEY)))
     except InvalidNodeConfig:

@@ -87,7 +87,7 @@ class Relay:
         return node in self._lines and time.monotonic() - self._lines[node].seen <= _GONE_S
 
     async def questions(self, node: str, wait_s: float) -> list[Question]:
-        """The questions for *node*, as soon as there are some; none after *wait_s* seconds."""
+        """Returns the questions for *node*, as soon as there are some; none after *wait_s* seconds."""
         line = self._lines.setdefault(node, _Line())
         # An earlier call of the node was on a connection that it has given up.
         mine = line.asker = object()

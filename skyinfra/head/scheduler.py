@@ -100,7 +100,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
             self._changes.notify()
 
     async def reach(self, address: str) -> bool:
-        """Whether the worker at *address* can be connected to; where not, it leaves connections here."""
+        """Returns whether the worker at *address* can be connected to; where not, it leaves connections here."""
         if await can_connect(address, _REACH_S, **self.connection_args):
             return True
         self._behind.add(address)
@@ -226,17 +226,17 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         return self._leases.taken
 
     def _nodes_behind(self) -> tuple[str, ...]:
-        """The nodes with workers that cannot be connected to."""
+        """Returns the nodes with workers that cannot be connected to."""
         found = {str(self.workers[each].name).rpartition("/")[0] for each in self._behind if each in self.workers}
         return tuple(sorted(found))
 
     def _slots_in_service(self) -> dict[str, bool]:
-        """The slots that take tasks, and whether one runs there or waits to."""
+        """Returns the slots that take tasks, and whether one runs there or waits to."""
         running = (worker for worker in self.workers.values() if worker.status == Status.running)
         return {str(worker.name): bool(worker.processing) for worker in running}
 
     def _draining(self) -> dict[str, tuple[str, ...]]:
-        """The tasks that still run on slots that go out of service: their runners have paused the workers."""
+        """Returns the tasks that still run on slots that go out of service: their runners have paused the workers."""
         return {
             str(worker.name): tuple(sorted(str(task.key).rpartition("-")[0] for task in worker.processing))
             for worker in self.workers.values()
@@ -244,6 +244,6 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         }
 
     async def _hand_on(self, seen: str | None = None, wait_s: float = 0.0) -> FleetLayout:
-        """The layout, as soon as its digest is another than *seen*, or after *wait_s* seconds."""
+        """Returns the layout, as soon as its digest is another than *seen*, or after *wait_s* seconds."""
         await self._changes.until(lambda: self._ending or self._offered.digest != seen, wait_s)
         return self._offered

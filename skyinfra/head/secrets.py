@@ -36,11 +36,11 @@ class HeadSecrets:
         self._values.setdefault(owner, {}).update(values)
 
     def take(self, refs: Iterable[str]) -> list[str | None]:
-        """The values of *refs*; None for one that is not here."""
+        """Returns the values of *refs*; None for one that is not here."""
         return [self._values.get(ref.rpartition(".")[0], {}).get(ref) for ref in refs]
 
     def lacks(self, uses: Iterable[calls.SecretUse]) -> tuple[str, ...]:
-        """The names of those of *uses* that are not here."""
+        """Returns the names of those of *uses* that are not here."""
         return tuple(sorted({use.name for use in uses if self.take([use.ref]) == [None]}))
 
     def forget(self, owner: str) -> None:

@@ -31,7 +31,7 @@ def parse(text: str) -> Endpoint:
 
 
 def host_port(endpoint: Endpoint) -> str:
-    """The inverse of `parse`."""
+    """Returns the inverse of `parse`."""
     return str(endpoint).removeprefix("tls://")
 
 
@@ -44,7 +44,7 @@ async def start(
     relay: Relay | None = None,
     jobs: Jobs | None = None,
 ) -> FleetScheduler:
-    """A running scheduler at *declared*; for port 0 at the port that it had before, if it had one, else at any.
+    """Returns a running scheduler at *declared*; for port 0 at the port that it had before, if it had one, else at any.
 
     *layout*: that of the fleet. *relay*, *jobs*: answer their calls of `skyinfra.protocol.services`. Writes
     ``scheduler`` in *directory*. Raises `PortTaken`, or `NodeFailed` where the address is not this node's.
@@ -75,7 +75,7 @@ async def start(
 
 
 def reached_at(scheduler: FleetScheduler) -> Endpoint:
-    """The address of *scheduler* for other processes: its host as bound, or this node's own for a wildcard."""
+    """Returns the address of *scheduler* for other processes: its host as bound, or this node's own for a wildcard."""
     return parse(scheduler.address.removeprefix("tls://"))
 
 

@@ -126,7 +126,7 @@ class Tunnel:
             self._pages = None
 
     def _begun(self) -> Pages:
-        """The dashboard, which begins here where nobody has used it."""
+        """Returns the dashboard, which begins here where nobody has used it."""
         self._used_at = time.monotonic()
         if self._pages is not None:
             return self._pages

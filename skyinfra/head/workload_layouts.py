@@ -141,7 +141,7 @@ class WorkloadLayouts(SchedulerPlugin):  # type: ignore[misc]
     # What stands ----------------------------------------------------------------------------------------------------
 
     def _gpus(self, geometry: Geometry, layout: FleetLayout, now: float) -> list[follow.Gpu]:
-        """The GPUs of the nodes that are there, but for those that stay whole."""
+        """Returns the GPUs of the nodes that are there, but for those that stay whole."""
         there = self._there(now)
         changing = {node for (node, _), at in self._changed.items() if now - at < _COMING_S}
         found = []
@@ -166,7 +166,7 @@ class WorkloadLayouts(SchedulerPlugin):  # type: ignore[misc]
         return follow.Gpu(*place, (), (), changed, coming)
 
     def _there(self, now: float) -> dict[Place, dict[Placement, float]]:
-        """The partitions of each GPU that take tasks, and when each had a task last."""
+        """Returns the partitions of each GPU that take tasks, and when each had a task last."""
         workers = self._scheduler.workers.items()
         slots = {address: self._slots.get(address) or slot_of(worker.extra) for address, worker in workers}
         self._slots = {address: slot for address, slot in slots.items() if slot is not None}

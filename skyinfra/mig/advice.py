@@ -144,7 +144,7 @@ def advise(
 
 
 def _read(path: str | Path, known: Geometry) -> list[TraceTask]:
-    """The tasks in a file. Raises UnknownProfile for one that asks for what the GPU does not have."""
+    """Returns the tasks in a file. Raises UnknownProfile for one that asks for what the GPU does not have."""
     tasks = read_trace(path)
     for line, task in enumerate(tasks, start=2):
         try:
@@ -185,7 +185,7 @@ def _unknown(task: TraceTask) -> bool:
 
 
 def _node(declared: Declared | PerGpu | None, known: Geometry, gpus: int) -> Node:
-    """The declared layout of each GPU as text."""
+    """Returns the declared layout of each GPU as text."""
     if declared is None or (isinstance(declared, str) and is_off(declared)):
         return (OFF,) * gpus
     try:
@@ -219,7 +219,7 @@ class _Search:
         return self.outcomes[order]
 
     def best(self, existing: Node) -> Node:
-        """The layouts under which tasks wait least; from *existing* on, where not all can be tried."""
+        """Returns the layouts under which tasks wait least; from *existing* on, where not all can be tried."""
         if self.possible <= _TRIES:
             return min(combinations_with_replacement(self._layouts, self._gpus), key=self._rank)
         best = min([(each,) * self._gpus for each in self._layouts] + [existing], key=self._rank)
@@ -243,7 +243,7 @@ class _Search:
 
 
 def _candidates(tasks: Sequence[TraceTask], known: Geometry) -> list[str]:
-    """The layouts of one GPU that are tried: those beside which nothing more fits, and the whole GPU.
+    """Returns the layouts of one GPU that are tried: those beside which nothing more fits, and the whole GPU.
 
     Of profiles that are not plain, such as 1g.10gb+me, those that tasks ask for. A partition of the size of the GPU
     takes what the whole GPU takes; it is tried where tasks ask for it.
@@ -261,7 +261,7 @@ def _divides(names: Sequence[str], known: Geometry) -> bool:
 
 
 def _shorter(found: Outcome, before: Outcome) -> bool:
-    """Whether tasks wait noticeably less, or fewer never run."""
+    """Returns whether tasks wait noticeably less, or fewer never run."""
     if found.lost != before.lost:
         return found.lost < before.lost
     return before.mean - found.mean > max(_SAME_S, _SAME * before.mean)

@@ -27,17 +27,17 @@ class GresDevice:
 
 
 def gres_type(name: str) -> str:
-    """The name of a GPU as Slurm writes it: ``nvidia_h100_80gb_hbm3``."""
+    """Returns the name of a GPU as Slurm writes it: ``nvidia_h100_80gb_hbm3``."""
     return "_".join(name.lower().split())
 
 
 def gres_counts(types: Iterable[str]) -> str:
-    """The value of ``Gres=`` of a node in `slurm.conf`: ``gpu:3g.40gb:2,gpu:1g.10gb:4``."""
+    """Returns the value of ``Gres=`` of a node in `slurm.conf`: ``gpu:3g.40gb:2,gpu:1g.10gb:4``."""
     return ",".join(f"gpu:{name}:{count}" for name, count in Counter(types).items())
 
 
 def gres_declared(types: Iterable[str]) -> str:
-    """The lines of `gres.conf` for a layout that is declared: its device files are known once it stands.
+    """Returns the lines of `gres.conf` for a layout that is declared: its device files are known once it stands.
 
     AutoDetect=nvml calls a compute instance by the profile of its GPU instance (SchedMD/slurm
     src/plugins/gpu/nvml/gpu_nvml.c, read 2026-11-24), so that it is of that type here.
@@ -56,7 +56,7 @@ def gres_declared(types: Iterable[str]) -> str:
 
 
 def gres_actual(devices: Sequence[GresDevice]) -> str:
-    """The lines of `gres.conf` for the *devices* of a node, in their order, by which Slurm numbers them."""
+    """Returns the lines of `gres.conf` for the *devices* of a node, in their order, by which Slurm numbers them."""
     lines = [
         f"# slurm.conf: GresTypes=gpu, and of this node Gres={gres_counts(each.type for each in devices)}",
         "# cgroup.conf: ConstrainDevices=yes; without it a job is not kept from the partitions of others.",
@@ -71,7 +71,7 @@ def gres_actual(devices: Sequence[GresDevice]) -> str:
 
 
 def mig_resource(name: str) -> str:
-    """The resource as which the device plugin offers partitions of the profile *name* (strategy ``mixed``).
+    """Returns the resource as which the device plugin offers partitions of the profile *name* (strategy ``mixed``).
 
     Raises NotSupported for a compute instance that shares a GPU instance: the plugin passes by every profile whose
     compute slices are not those of its GPU instance (NVIDIA/k8s-device-plugin internal/rm/rm.go, read 2026-11-24).

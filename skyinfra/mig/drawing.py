@@ -85,7 +85,7 @@ class Picture:
 
 
 def picture(layout: Sequence[Placement], geometry: Geometry, missing: Iterable[tuple[str, int]] = ()) -> Picture:
-    """The picture of a GPU with *layout* on it, and the profiles that are *missing* beside it.
+    """Returns the picture of a GPU with *layout* on it, and the profiles that are *missing* beside it.
 
     Raises UnknownProfile, and MigNotSupported where the placements of this GPU are unknown.
     """
@@ -174,7 +174,7 @@ def left_out(shown: Picture) -> str:
 
 
 def facts(shown: Picture) -> list[tuple[str, str]]:
-    """The used and the free resources, as pairs of a word and a sentence."""
+    """Returns the used and the free resources, as pairs of a word and a sentence."""
     geometry = shown.geometry
     compute = f"{shown.compute_used} of {geometry.compute_slices} slices"
     if len(shown.placed) > 1:
@@ -219,7 +219,7 @@ def mark(profile: Profile) -> str:
 
 
 def render(shown: Picture) -> str:
-    """The whole picture as plain text."""
+    """Returns the whole picture as plain text."""
     drawn = ["".join(text for text, _ in line).rstrip() for line in [*boxes(shown), *compute_bar(shown)]]
     drawn += filter(None, [left_out(shown)])
     return "\n".join(drawn + [f"{word:<{_MARGIN}} {sentence}" for word, sentence in facts(shown)])
@@ -259,7 +259,7 @@ def labels(shown: Picture) -> list[list[str]]:
 
 
 def sharing(segment: Segment) -> str:
-    """The compute instances that share a segment: "2c+1c", "1c*3"; empty where there are none."""
+    """Returns the compute instances that share a segment: "2c+1c", "1c*3"; empty where there are none."""
     return written(f"{size}c" for size in sorted((each.size for each in segment.compute), reverse=True))
 
 
@@ -275,7 +275,7 @@ def _strip_cell(layout: Sequence[Placement]) -> int:
 
 
 def _width(texts: Iterable[tuple[int, str]]) -> int:
-    """The width of a placement unit, so that every text has room in its units."""
+    """Returns the width of a placement unit, so that every text has room in its units."""
     return max([4, *(-(-(len(text) + 1) // size) for size, text in texts)])
 
 

@@ -24,7 +24,7 @@ def rules(model: str) -> tuple[tuple[frozenset[str], str], ...]:
 
 
 def required_driver(profiles: Iterable[str], geometry: Geometry) -> str | None:
-    """The oldest driver that offers *profiles* together, such as "525.85.12" or "510" (any of that branch).
+    """Returns the oldest driver that offers *profiles* together, such as "525.85.12" or "510" (any of that branch).
 
     None where no source says which driver the part needs.
     """
@@ -53,7 +53,7 @@ def check_driver(layout: Sequence[Placement], geometry: Geometry, driver: str) -
 
 
 def version(driver: str) -> tuple[int, ...]:
-    """A driver version, to be compared. Raises InvalidField."""
+    """Returns a driver version, to be compared. Raises InvalidField."""
     form = _VERSION.fullmatch(driver.strip())
     if not form:
         hint = 'Write it like "535.161.07" or "R510".'

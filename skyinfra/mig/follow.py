@@ -54,7 +54,7 @@ class Follow:
         object.__setattr__(self, "keep", _text(keep, "keep") if keep else "")
 
     def on(self, geometry: Geometry) -> Follow:
-        """The same with the names of the profiles of *geometry*, each layout once.
+        """Returns the same with the names of the profiles of *geometry*, each layout once.
 
         Raises what resolve() raises, with the path of the field, and LayoutDoesNotFit where no layout has a profile
         that is to be kept.
@@ -130,7 +130,7 @@ def kept(keep: str, geometry: Geometry) -> Counter[str]:
 
 
 def profiles(layout: str, geometry: Geometry) -> Counter[str]:
-    """The profiles of one GPU's layout, by how many there are. Raises what resolve() raises."""
+    """Returns the profiles of one GPU's layout, by how many there are. Raises what resolve() raises."""
     return Counter(placement.profile for placement in _resolved(layout, geometry))
 
 
@@ -208,7 +208,7 @@ class _Fleet:
         return Change(option.gpu.node, option.gpu.index, before, option.layout, why)
 
     def _used(self, gpu: Gpu) -> frozenset[int]:
-        """The starts of the partitions that had a task within the idle time, or have one."""
+        """Returns the starts of the partitions that had a task within the idle time, or have one."""
         pairs = zip(gpu.existing, gpu.used, strict=True)
         return frozenset(
             place.start for place, at in pairs if at == math.inf or self._now - at < self._follow.idle_seconds
@@ -272,7 +272,7 @@ class _Demand:
         return sum(worth[count] for worth, count in zip(self._worth, self._taken(free), strict=True))
 
     def newly(self, before: Mapping[str, int], after: Mapping[str, int]) -> tuple[Want, ...]:
-        """The tasks that partitions take *after* a change and not *before*."""
+        """Returns the tasks that partitions take *after* a change and not *before*."""
         pairs = zip(self._wants, self._taken(before), self._taken(after), strict=True)
         return tuple(Want(w.profile, w.memory_gb, w.since[less:more]) for w, less, more in pairs if more > less)
 

@@ -82,7 +82,7 @@ def page(geometry: Geometry, profiles: Sequence[str]) -> str:
 
 
 def index(geometries: Iterable[Geometry]) -> str:
-    """An HTML page that lists the pages of these GPU models, which lie beside it as MODEL.html."""
+    """Returns an HTML page that lists the pages of these GPU models, which lie beside it as MODEL.html."""
     rows = [(f'<a href="{each.model}.html">{each.model}</a>', escape(", ".join(each.products))) for each in geometries]
     return _PAGE.format(title="MIG layouts", style="", body=f"<h1>MIG layouts</h1>\n{_table(('model', 'GPUs'), rows)}")
 
@@ -95,7 +95,7 @@ def _profiles(geometry: Geometry, names: Iterable[str]) -> Iterable[tuple[str, .
 
 
 def _table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A table that scrolls by itself where the screen is narrow. *rows*: cells as HTML."""
+    """Returns a table that scrolls by itself where the screen is narrow. *rows*: cells as HTML."""
     head = "".join(f"<th>{column}</th>" for column in columns)
     lines = ["".join(f"<td>{cell}</td>" for cell in row) for row in rows]
     body = "\n".join(f"<tr>{line}</tr>" for line in [head, *lines])

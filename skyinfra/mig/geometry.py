@@ -76,7 +76,7 @@ class Profile:
         return () if "gfx" in self.attributes else _SHARING.get(self.compute_slices, ())
 
     def compute_starts(self, slices: int) -> tuple[int, ...]:
-        """The compute slices at which a compute instance of so many *slices* may start in its GPU instance.
+        """Returns the compute slices at which a compute instance of so many *slices* may start in its GPU instance.
 
         Those of NVIDIA/go-nvml's H100 (pkg/nvml/mock/shared/gpus/h100.go @3d26c39): multiples of 1, 2 or 4.
         """
@@ -119,7 +119,7 @@ class Geometry:
             raise MigNotSupported(f"the profiles of {self.model} are not known", hint="; ".join(self.notes) or None)
 
     def profile(self, name: str) -> Profile:
-        """The profile of that name on this GPU; also by the name that other drivers give it.
+        """Returns the profile of that name on this GPU; also by the name that other drivers give it.
 
         See same_profile(). Raises UnknownProfile with the profiles that this GPU has, and MigNotSupported where none of
         them are known.
@@ -132,7 +132,7 @@ class Geometry:
         return known[found]
 
     def divided(self, name: str) -> tuple[Profile, int]:
-        """The profile of that name, and the compute slices of the compute instance that the name is of.
+        """Returns the profile of that name, and the compute slices of the compute instance that the name is of.
 
         ``1c.3g.40gb`` is a compute instance of one slice in a GPU instance of the profile ``3g.40gb``. 0 slices: the
         GPU instance has a single one, that fills it. Raises as profile() does.
@@ -165,7 +165,7 @@ def is_profile_name(text: str) -> bool:
 
 
 def gpu_profile(name: str) -> str:
-    """The profile of the GPU instance of a partition by its *name*: ``3g.40gb`` for ``1c.3g.40gb``."""
+    """Returns the profile of the GPU instance of a partition by its *name*: ``3g.40gb`` for ``1c.3g.40gb``."""
     form = _PROFILE_NAME.fullmatch(name)
     return name.removeprefix(f"{form['part']}c.") if form and form["part"] else name
 
@@ -206,18 +206,18 @@ def _data() -> dict[str, Any]:
 
 @cache
 def models() -> tuple[str, ...]:
-    """The keys of every GPU model with MIG, such as "h100_80gb"."""
+    """Returns the keys of every GPU model with MIG, such as "h100_80gb"."""
     return tuple(_data()["gpus"])
 
 
 def sources() -> dict[str, str]:
-    """The meaning of the keys in Profile.sources."""
+    """Returns the meaning of the keys in Profile.sources."""
     return dict(_data()["sources"])
 
 
 @cache
 def geometry(model: str) -> Geometry:
-    """The geometry of one GPU model. Raises MigNotSupported for a model without MIG, with the nearest keys."""
+    """Returns the geometry of one GPU model. Raises MigNotSupported for a model without MIG, with the nearest keys."""
     entry = _data()["gpus"].get(model)
     if entry is None:
         hint = did_you_mean(model, models()) or f"Models with MIG: {', '.join(models())}."

@@ -83,18 +83,18 @@ def layout_text(layout: Iterable[Placement], *, places: bool = False) -> str:
 
 
 def placed_text(layout: Iterable[Placement]) -> str:
-    """The layout as declared, each partition with its place: layout_text() with places."""
+    """Returns the layout as declared, each partition with its place: layout_text() with places."""
     return layout_text(layout, places=True)
 
 
 def written(names: Iterable[str] | Mapping[str, int]) -> str:
-    """The *names* of partitions in the order in which they come first, with how often each is there."""
+    """Returns the *names* of partitions in the order in which they come first, with how often each is there."""
     counts = Counter(names)
     return "+".join(name if count == 1 else f"{name}*{count}" for name, count in counts.items())
 
 
 def together(partitions: Iterable[Placement]) -> Layout:
-    """The inverse of parts(): the GPU instances of the *partitions*, by start."""
+    """Returns the inverse of parts(): the GPU instances of the *partitions*, by start."""
     found: dict[tuple[str, int, int], list[Placement]] = {}
     for each in partitions:
         found.setdefault((each.profile, each.start, each.size), []).append(each)
@@ -140,7 +140,7 @@ def _divided(profile: Profile, sizes: tuple[int, ...], taken: int, lowest: int) 
 
 
 def compute_refusal(profile: Profile, compute: Sequence[Compute]) -> str:
-    """The reason why these compute instances cannot share a GPU instance of *profile*; empty where they can."""
+    """Returns the reason why these compute instances cannot share a GPU instance of *profile*; empty where they can."""
     taken = 0
     for each in compute:
         slices = (1 << each.size) - 1 << each.start
@@ -162,11 +162,11 @@ class Grid:
 
     @classmethod
     def of(cls, layout: Iterable[Placement], geometry: Geometry) -> Grid:
-        """The grid with the partitions of *layout* on it. Raises UnknownProfile."""
+        """Returns the grid with the partitions of *layout* on it. Raises UnknownProfile."""
         return cls(geometry, [(geometry.profile(each.profile), each.start) for each in layout])
 
     def allows(self, profile: Profile, start: int) -> bool:
-        """Whether the GPU takes one more instance of *profile* at *start*."""
+        """Returns whether the GPU takes one more instance of *profile* at *start*."""
         end = start + (profile.size or 0)
         free = all(at >= end or start >= at + (other.size or 0) for other, at in self.placed)
         return free and not self.refusal(profile)
@@ -183,7 +183,7 @@ class Grid:
         return next((why for other in others if (why := media_clash(profile, other))), "")
 
     def fitting(self) -> tuple[str, ...]:
-        """The profiles of which one more fits. Raises MigNotSupported where the placements are unknown."""
+        """Returns the profiles of which one more fits. Raises MigNotSupported where the placements are unknown."""
         profiles = self.geometry.profiles
         return tuple(p.name for p in profiles if any(self.allows(p, at) for at in starts(p, self.geometry)))
 
@@ -196,7 +196,7 @@ class Grid:
 
 
 def starts(profile: Profile, geometry: Geometry) -> tuple[int, ...]:
-    """The starts of an instance of *profile*. Raises MigNotSupported where they are not known."""
+    """Returns the starts of an instance of *profile*. Raises MigNotSupported where they are not known."""
     if profile.starts is None or profile.size is None or geometry.placement_units is None:
         raise MigNotSupported(
             f"where {profile.name} may stand on {geometry.model} is not known, so a layout cannot be checked",

@@ -45,7 +45,7 @@ class PerGpu:
     layouts: tuple[str, ...]
 
     def named(self, geometry: Geometry) -> PerGpu:
-        """The same layouts, with the names of the GPU's profiles, as text() writes them."""
+        """Returns the same layouts, with the names of the GPU's profiles, as text() writes them."""
         return PerGpu(tuple(each if is_off(each) else text(each, geometry) for each in self.layouts))
 
     def check_gpus(self, count: int) -> None:
@@ -61,7 +61,7 @@ class PerGpu:
 
 
 def per_gpu(*layouts: Declared) -> PerGpu:
-    """Each GPU's own layout: as many as the node has GPUs. "off" is a GPU that stays whole.
+    """Returns each GPU's own layout: as many as the node has GPUs. "off" is a GPU that stays whole.
 
     Raises InvalidLayout for what cannot be read, and where every GPU stays whole.
     """
@@ -80,12 +80,12 @@ def per_gpu(*layouts: Declared) -> PerGpu:
 
 
 def is_off(declared: Declared) -> bool:
-    """Whether the layout of one GPU of several is "off": the GPU stays whole."""
+    """Returns whether the layout of one GPU of several is "off": the GPU stays whole."""
     return isinstance(declared, str) and declared.strip().lower() == OFF
 
 
 def text(declared: Declared, geometry: Geometry | None = None) -> str:
-    """The declared layout as one string that parses to the same, so that it can be compared and hashed.
+    """Returns the declared layout as one string that parses to the same, so that it can be compared and hashed.
 
     With *geometry* it holds the names of the GPU's profiles in place of sizes and of other drivers' names.
     A sequence or mapping of a single profile becomes "3g.40gb*1": the bare name would fill the GPU.
@@ -103,7 +103,7 @@ def text(declared: Declared, geometry: Geometry | None = None) -> str:
 
 
 def fills(declared: str) -> bool:
-    """Whether the string is one profile or size alone, which fills each GPU with it."""
+    """Returns whether the string is one profile or size alone, which fills each GPU with it."""
     exact = "*" in declared or "@" in declared or _JOIN.search(declared)
     return not exact and not _TIMES.fullmatch(declared.strip())
 
@@ -146,7 +146,7 @@ class Wanted:
 
 
 def wanted(declared: Declared, geometry: Geometry) -> Wanted:
-    """The GPU instances of one GPU's declared layout.
+    """Returns the GPU instances of one GPU's declared layout.
 
     Raises InvalidLayout, UnknownProfile, and LayoutDoesNotFit for compute instances that no GPU instance can hold.
     """
@@ -155,7 +155,7 @@ def wanted(declared: Declared, geometry: Geometry) -> Wanted:
 
 
 def gathered(entries: Iterable[tuple[Profile, int, int | None, int]], geometry: Geometry) -> Wanted:
-    """The same of *entries*: profile, size of the compute instance or 0, start or None, and count."""
+    """Returns the same of *entries*: profile, size of the compute instance or 0, start or None, and count."""
     counts: dict[Profile, int] = {}
     pins: dict[tuple[Profile, int, int], None] = {}
     loose: dict[Profile, list[int]] = {}
@@ -185,7 +185,7 @@ def gathered(entries: Iterable[tuple[Profile, int, int | None, int]], geometry: 
 
 
 def counts(declared: Declared, geometry: Geometry) -> dict[Profile, int]:
-    """The number of GPU instances of each profile in one GPU's declared layout. Raises as wanted()."""
+    """Returns the number of GPU instances of each profile in one GPU's declared layout. Raises as wanted()."""
     return wanted(declared, geometry).counts
 
 
@@ -195,7 +195,7 @@ def alone(declared: Declared, geometry: Geometry) -> tuple[Profile, int]:
 
 
 def _packed(profile: Profile, sizes: Iterable[int]) -> tuple[tuple[int, ...], ...]:
-    """The compute instances of these *sizes* in GPU instances of *profile*: each in the first that has room."""
+    """Returns the compute instances of these *sizes* in GPU instances of *profile*: each in the first that has room."""
     groups: list[tuple[int, ...]] = []
     for size in sorted(sizes, reverse=True):
         index = next((i for i, group in enumerate(groups) if divide(profile, (*group, size)) is not None), None)
@@ -291,7 +291,7 @@ def _one_place(given: object) -> InvalidLayout:
 
 
 def _name(name: object) -> str:
-    """The name of a profile, or a size such as ">=20GB", in the one way in which it is written."""
+    """Returns the name of a profile, or a size such as ">=20GB", in the one way in which it is written."""
     size = _SIZE.fullmatch(name.strip()) if isinstance(name, str) else None
     if size:
         return f">={int(size['memory'])}GB"

@@ -27,7 +27,7 @@ def plain_profiles(geometry: Geometry) -> tuple[str, ...]:
 def layouts(
     geometry: Geometry, profiles: Sequence[str] | None = None, *, driver: str | None = None
 ) -> tuple[Layout, ...]:
-    """Every non-empty layout of *profiles* (default: all that the GPU has), in a fixed order.
+    """Returns every non-empty layout of *profiles* (default: all that the GPU has), in a fixed order.
 
     driver: only what this driver offers. Raises UnknownProfile; MigNotSupported where the placements of this GPU are
     unknown; DriverTooOld where the driver has no MIG on it; InvalidField for what is not a version.
@@ -38,12 +38,12 @@ def layouts(
 def maximal_layouts(
     geometry: Geometry, profiles: Sequence[str] | None = None, *, driver: str | None = None
 ) -> tuple[Layout, ...]:
-    """The layouts beside whose partitions, where they stand, nothing more fits. Otherwise as layouts()."""
+    """Returns the layouts beside whose partitions, where they stand, nothing more fits. Otherwise as layouts()."""
     return _layouts(geometry, _names(geometry, profiles), driver, complete=True)
 
 
 def multisets(layouts: Iterable[Layout], geometry: Geometry) -> tuple[tuple[str, ...], ...]:
-    """The combinations of profiles in the layouts, whatever their places: each once, largest profiles first."""
+    """Returns the combinations of profiles in the layouts, whatever their places: each once, largest profiles first."""
     order = {p.name: index for index, p in enumerate(sorted(geometry.profiles, key=largest_first))}
     found = {tuple(sorted((p.profile for p in layout), key=order.__getitem__)) for layout in layouts}
     return tuple(sorted(found, key=lambda names: [order[name] for name in names]))
@@ -52,19 +52,19 @@ def multisets(layouts: Iterable[Layout], geometry: Geometry) -> tuple[tuple[str,
 def maximal_multisets(
     geometry: Geometry, profiles: Sequence[str] | None = None, *, driver: str | None = None
 ) -> tuple[tuple[str, ...], ...]:
-    """The combinations to which no profile can be added, however the partitions are placed."""
+    """Returns the combinations to which no profile can be added, however the partitions are placed."""
     found = multisets(maximal_layouts(geometry, profiles, driver=driver), geometry)
     counted = [Counter(names) for names in found]
     return tuple(names for names, held in zip(found, counted, strict=True) if not any(held < more for more in counted))
 
 
 def fitting(layout: Sequence[Placement], geometry: Geometry) -> tuple[str, ...]:
-    """The profiles of which one more fits beside the partitions, where they stand."""
+    """Returns the profiles of which one more fits beside the partitions, where they stand."""
     return Grid.of(layout, geometry).fitting()
 
 
 def nearest(wanted: Mapping[str, int], geometry: Geometry, *, limit: int = 3) -> tuple[tuple[str, ...], ...]:
-    """The maximal combinations that have the most in common with the *wanted* profiles, best first.
+    """Returns the maximal combinations that have the most in common with the *wanted* profiles, best first.
 
     They consist of the wanted profiles and the plain ones. More memory in wanted partitions is better, then fewer
     partitions that are not wanted.
@@ -141,7 +141,7 @@ class _Walk:
         yield from self._from(unit + 1, taken, counts)
 
     def _allows(self, index: int, counts: list[int]) -> bool:
-        """Whether one more of the profile is allowed, wherever there is room."""
+        """Returns whether one more of the profile is allowed, wherever there is room."""
         kind = self.kinds[index]
         if kind.max_count is not None and counts[index] >= kind.max_count:
             return False
@@ -157,7 +157,7 @@ class _Walk:
         return not any(present & rule == rule for rule in self.together)
 
     def _has_room(self, taken: int, counts: list[int]) -> bool:
-        """Whether a profile fits into the free units."""
+        """Returns whether a profile fits into the free units."""
         if taken not in self.room:
             self.room[taken] = tuple(
                 index

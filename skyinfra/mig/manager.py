@@ -59,12 +59,12 @@ def selected(environment: str) -> Selected | None:
 
 
 def operated(process: str) -> str:
-    """The sentence on the mig-manager of the GPU operator, which runs as *process*."""
+    """Returns the sentence on the mig-manager of the GPU operator, which runs as *process*."""
     return f"the GPU operator's mig-manager partitions the GPUs of this machine: {process}"
 
 
 def boots(wanted: Selected) -> str:
-    """The sentence on nvidia-mig-manager.service, which selects that configuration."""
+    """Returns the sentence on nvidia-mig-manager.service, which selects that configuration."""
     return f"{UNIT} brings this machine to `{wanted.label}` of {wanted.file} at every boot"
 
 

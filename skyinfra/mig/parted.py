@@ -69,7 +69,7 @@ Configs = dict[str, tuple[PartedEntry, ...]]
 
 
 def read_parted(document: object) -> Configs:
-    """The configurations of a parsed document, by label.
+    """Returns the configurations of a parsed document, by label.
 
     Raises InvalidLayout with the path of what is unknown, missing or of the wrong kind.
     """
@@ -91,7 +91,7 @@ def read_parted(document: object) -> Configs:
 
 
 def choose_config(configs: Configs, label: str) -> tuple[PartedEntry, ...]:
-    """The configuration of that name. Raises InvalidLayout with the nearest labels."""
+    """Returns the configuration of that name. Raises InvalidLayout with the nearest labels."""
     if label not in configs:
         hint = did_you_mean(label, configs) or f"Labels: {', '.join(configs) or 'none'}."
         raise InvalidLayout("no configuration of that label", given=label, hint=hint)
@@ -99,7 +99,7 @@ def choose_config(configs: Configs, label: str) -> tuple[PartedEntry, ...]:
 
 
 def parted_document(configs: Configs) -> dict[str, Any]:
-    """The document that read_parted() reads to the same."""
+    """Returns the document that read_parted() reads to the same."""
     return {
         "version": "v1",
         "mig-configs": {label: [_fields(entry) for entry in entries] for label, entries in configs.items()},
@@ -107,7 +107,7 @@ def parted_document(configs: Configs) -> dict[str, Any]:
 
 
 def parted_text(configs: Configs) -> str:
-    """The document as YAML. The same configurations give the same bytes."""
+    """Returns the document as YAML. The same configurations give the same bytes."""
     lines = ["version: v1", "mig-configs:" if configs else "mig-configs: {}"]
     for label, entries in configs.items():
         lines.append(f"  {_scalar(label)}:" if entries else f"  {_scalar(label)}: []")
@@ -120,7 +120,7 @@ def parted_text(configs: Configs) -> str:
 def layouts_from_parted(
     entries: Sequence[PartedEntry], geometry: Geometry, gpus: int, *, board: tuple[str, str] | None = None
 ) -> tuple[GpuLayouts, tuple[PartedWarning, ...]]:
-    """The layouts that a configuration gives to a node with *gpus* GPUs of one model.
+    """Returns the layouts that a configuration gives to a node with *gpus* GPUs of one model.
 
     board: the PCI ids of device and subsystem of the very GPUs, as filters have them; without it an entry counts that
     is for any board of the model.
@@ -150,7 +150,7 @@ def layouts_from_parted(
 def parted_from_layouts(
     found: GpuLayouts, geometry: Geometry, gpus: int
 ) -> tuple[tuple[PartedEntry, ...], tuple[PartedWarning, ...]]:
-    """The entries of these layouts for a node with *gpus* GPUs, one for each different set of profiles.
+    """Returns the entries of these layouts for a node with *gpus* GPUs, one for each different set of profiles.
 
     A warning names each GPU whose profiles have several placements: the entry cannot express which is meant.
     """
@@ -185,7 +185,7 @@ def counted(layout: Layout, geometry: Geometry) -> tuple[tuple[str, int], ...]:
 
 
 def declared_text(layout: Layout, geometry: Geometry) -> str:
-    """The layout as declared, without places: ``3g.40gb+1c.2g.20gb*2``; empty without partitions."""
+    """Returns the layout as declared, without places: ``3g.40gb+1c.2g.20gb*2``; empty without partitions."""
     return text(dict(counted(layout, geometry))) if layout else ""
 
 
@@ -202,7 +202,7 @@ def _shares_as_written(layout: Layout, geometry: Geometry) -> bool:
 
 
 def _placements(layout: Layout, geometry: Geometry) -> int:
-    """The number of layouts with the same profiles."""
+    """Returns the number of layouts with the same profiles."""
     (names,) = multisets([layout], geometry)
     return sum(multisets([each], geometry)[0] == names for each in layouts(geometry, names))
 

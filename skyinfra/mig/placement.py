@@ -69,7 +69,7 @@ def attempt(declared: Declared, geometry: Geometry) -> Attempt:
 
 
 def place(profiles: Sequence[str], geometry: Geometry) -> Layout:
-    """A placement for every one of *profiles*, ordered by start.
+    """Returns a placement for every one of *profiles*, ordered by start.
 
     Of several placements the one that leaves most room is taken: beside which most profiles fit, then in most places;
     of those the one in which larger profiles start lower. Raises UnknownProfile; LayoutDoesNotFit, with a drawing of
@@ -80,7 +80,7 @@ def place(profiles: Sequence[str], geometry: Geometry) -> Layout:
 
 
 def carries(existing: Collection[Placement], desired: Collection[Placement]) -> bool:
-    """Whether the *existing* partitions are the *desired* ones, in whatever places; fixed ones where they must.
+    """Returns whether the *existing* partitions are the *desired* ones, in whatever places; fixed ones where they must.
 
     Compute instances share GPU instances as desired, in whatever places there.
     """
@@ -97,7 +97,7 @@ def insisted(desired: Iterable[Placement]) -> set[tuple[object, ...]]:
 def rearranged(
     desired: Layout, existing: Collection[Placement], geometry: Geometry | None, *, in_use: Collection[At] = ()
 ) -> Layout:
-    """The placement of the *desired* profiles that disturbs the *existing* partitions least.
+    """Returns the placement of the *desired* profiles that disturbs the *existing* partitions least.
 
     It destroys fewest of those whose Placement.at is one of *in_use*, then fewest in all, then leaves most room; where
     that is undecided, it is *desired* itself, else the first in the order of place(). So a GPU that has the desired
@@ -177,7 +177,7 @@ def _rearranged_shares(layout: Layout, desired: Layout, there: _Existing, geomet
 
 
 def max_count(profile: str, geometry: Geometry) -> int:
-    """The number of partitions of one profile that fit on the GPU. Raises as place() does."""
+    """Returns the number of partitions of one profile that fit on the GPU. Raises as place() does."""
     return len(fill(profile, geometry))
 
 
@@ -210,7 +210,7 @@ def resolve(declared: Declared | PerGpu, geometry: Geometry, gpus: int) -> tuple
 
 
 def joinable(profiles: Mapping[str, int] | Sequence[str], geometry: Geometry) -> tuple[str, ...]:
-    """The profiles of which one more can be declared with *profiles*: all of them are placed anew."""
+    """Returns the profiles of which one more can be declared with *profiles*: all of them are placed anew."""
     held = Counter(profiles)
     return tuple(p.name for p in geometry.profiles if not attempt(held + Counter([p.name]), geometry).missing)
 
@@ -299,12 +299,12 @@ def _together(desired: tuple[Profile, ...], geometry: Geometry, pins: Places) ->
 
 
 def _units(profile: Profile, start: int) -> int:
-    """A bit for each placement unit of an instance."""
+    """Returns a bit for each placement unit of an instance."""
     return (1 << (profile.size or 0)) - 1 << start
 
 
 def _layout(places: Places, pins: Places = (), called: Mapping[Profile, str] | None = None) -> Layout:
-    """The layout by start; *called* has the names of the profiles where they are not those of the geometry."""
+    """Returns the layout by start; *called* has the names of the profiles where they are not those of the geometry."""
     return tuple(
         Placement(called[p] if called else p.name, start, p.size or 0, fixed=(p, start) in pins)
         for p, start in sorted(places, key=lambda place: place[1])

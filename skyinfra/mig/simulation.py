@@ -74,11 +74,11 @@ class Sizes:
         return cls({**memory, WHOLE: max(memory.values(), default=0.0)}, {**slices, WHOLE: most}, most)
 
     def fits(self, task: TraceTask, profile: str) -> bool:
-        """Whether a partition of that name takes *task*."""
+        """Returns whether a partition of that name takes *task*."""
         return task.profile in (None, profile) and self.memory[profile] >= task.memory_gb
 
     def needs(self, task: TraceTask) -> int:
-        """The compute slices of the smallest partition that takes *task*; those of a GPU where none does."""
+        """Returns the compute slices of the smallest partition that takes *task*; those of a GPU where none does."""
         fitting = (count for name, count in self.slices.items() if gpu_profile(name) == name and self.fits(task, name))
         return min(fitting, default=self.all)
 
@@ -208,7 +208,7 @@ class _Simulation:
         return self._takes[known]
 
     def _next(self, now: float) -> float:
-        """The next moment at which something may start; a head looks every second while tasks wait."""
+        """Returns the next moment at which something may start; a head looks every second while tasks wait."""
         arrival = self._coming[0].arrival if self._coming else math.inf
         if not self._waiting:
             return arrival
@@ -278,7 +278,7 @@ def _seen(index: int, card: Card, now: float) -> follow.Gpu:
 
 
 def read_trace(path: str | Path) -> list[TraceTask]:
-    """The trace in a file: CSV with the columns ``arrival,duration`` and any of ``profile,memory_gb,compute``.
+    """Returns the trace in a file: CSV with the columns ``arrival,duration`` and any of ``profile,memory_gb,compute``.
 
     The fields are those of `TraceTask`; any but the first two may be empty. Raises `InvalidField` with the line.
     """

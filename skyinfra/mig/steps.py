@@ -43,7 +43,7 @@ class Partition:
         return _where(*self.place) + ("" if self.uuid else " (without a compute instance)")
 
     def to_json(self) -> dict[str, Any]:
-        """Its fields; without ``compute`` where it is None."""
+        """Returns its fields; without ``compute`` where it is None."""
         return {key: value for key, value in asdict(self).items() if key != "compute" or value}
 
 
@@ -70,7 +70,7 @@ class Actual:
         return cls(together([*usable, *unused]), together(unused))
 
     def named(self, desired: Layout) -> Layout:
-        """Its usable GPU instances; a desired profile has its declared name, whatever the driver calls it."""
+        """Returns its usable GPU instances; a desired profile has its declared name, whatever the driver calls it."""
         names = {each.profile for each in desired}
         found = (each for each in self.layout or () if each not in self.unused)
         return tuple(
@@ -78,7 +78,7 @@ class Actual:
         )
 
     def has(self, desired: Layout | None) -> bool:
-        """Whether it has just the *desired* partitions, in whatever places, those that are fixed in theirs.
+        """Returns whether it has just the *desired* partitions, in whatever places, those that are fixed in theirs.
 
         None is MIG off.
         """
@@ -110,11 +110,11 @@ class Step:
 
     @classmethod
     def at(cls, gpu: int, action: Action, place: Placement | Partition, uuid: str | None = None) -> Step:
-        """The step that destroys or creates the instance at *place*, or its one compute instance."""
+        """Returns the step that destroys or creates the instance at *place*, or its one compute instance."""
         return cls(gpu, action, None, place.name, place.start, place.size, uuid or None, _compute_of(place))
 
     def undoes(self, partition: Partition) -> bool:
-        """Whether *partition* goes with it, usable or not."""
+        """Returns whether *partition* goes with it, usable or not."""
         if self.action == "mode":
             return self.gpu == partition.gpu
         mine = (self.gpu, self.start, self.size, self.compute)
@@ -122,17 +122,17 @@ class Step:
         return self.action == "destroy" and mine == here
 
     def ends(self, gpu: int | None, uuid: str | None) -> bool:
-        """Whether it ends the device *uuid* of the GPU *gpu*; no device survives a change of the MIG mode."""
+        """Returns whether it ends the device *uuid* of the GPU *gpu*; no device survives a change of the MIG mode."""
         if self.action == "mode":
             return self.gpu == gpu
         return self.action == "destroy" and uuid is not None and self.uuid == uuid
 
     def to_json(self) -> dict[str, Any]:
-        """Its fields without those that are None."""
+        """Returns its fields without those that are None."""
         return {key: value for key, value in asdict(self).items() if value is not None}
 
     def to_event(self) -> dict[str, Any]:
-        """The event of the executed step: ``action`` is its ``phase``."""
+        """Returns the event of the executed step: ``action`` is its ``phase``."""
         fields = self.to_json()
         return {"phase": fields.pop("action"), **fields}
 

@@ -110,7 +110,7 @@ class _Sheet:
 
 
 def svg(pictures: Sequence[tuple[str, Picture, Sequence[tuple[str, str]]]]) -> str:
-    """An SVG document with one GPU below the other: for each its title, its picture, and notes below.
+    """Returns an SVG document with one GPU below the other: for each its title, its picture, and notes below.
 
     Notes are pairs of a word and a sentence, as drawing.facts() returns them.
     """
@@ -224,7 +224,7 @@ def _memory_name(shown: Picture) -> tuple[str, str]:
 
 
 def _short(profile: Profile | None, width: float) -> list[str]:
-    """The name of the profile in lines of that width."""
+    """Returns the name of the profile in lines of that width."""
     if profile is None:
         return ["free"]
     base = profile.name.removesuffix(profile.attributes)

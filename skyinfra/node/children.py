@@ -34,7 +34,7 @@ _kept: dict[str, set[tuple[int, int]]] = {}
 
 @dataclass(frozen=True)
 class Ended:
-    """What was done with the processes that a task left, in words. *lost*: whether some could not be ended."""
+    """Says what was done with the processes that a task left, in words. *lost*: whether some could not be ended."""
 
     text: str
     lost: bool = False
@@ -83,7 +83,7 @@ def end_all() -> None:
 
 
 def _any() -> bool:
-    """Whether this process has children, those included that have ended, by one system call."""
+    """Returns whether this process has children, those included that have ended, by one system call."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -96,7 +96,7 @@ def _family() -> list[Process]:
 
 
 def _left() -> list[Process]:
-    """The descendants that are not kept, nor descend from such, parents first."""
+    """Returns the descendants that are not kept, nor descend from such, parents first."""
     kept = set().union(*_kept.values())
     # It removes what tasks leave in shared memory when this process ends.
     spared = {getattr(resource_tracker._resource_tracker, "_pid", None)}

@@ -77,7 +77,7 @@ class Status:
     unwarned: str | None = None
 
     def dumps(self) -> str:
-        """The text of ``status.json``."""
+        """Returns the text of ``status.json``."""
         error = {"class": self.error[0], "message": self.error[1]} if self.error else None
         document = {
             "version": VERSION,
@@ -94,7 +94,7 @@ class Status:
 
     @classmethod
     def loads(cls, text: str) -> Status:
-        """The inverse of `dumps`. Raises ValueError, KeyError, `InvalidNodeConfig`."""
+        """Returns the inverse of `dumps`. Raises ValueError, KeyError, `InvalidNodeConfig`."""
         document = json.loads(text)
         error, layout = document["error"], document["layout"]
         return cls(
@@ -168,7 +168,7 @@ class NodeDirectory:
         replace_file(file, text)
 
     def said_by(self, service: str) -> Path:
-        """The folder in which ``skyinfra-SERVICE`` leaves messages for the runner.
+        """Returns the folder in which ``skyinfra-SERVICE`` leaves messages for the runner.
 
         It is the service's own where that has a user of its own, as on cloud nodes, and this directory elsewhere.
         """
@@ -302,7 +302,7 @@ def replace_file(file: Path, content: str | bytes, *, durable: bool = False) -> 
 
 
 def message(file: Path) -> str:
-    """The text of *file*, which one account leaves for another in a folder: the runner for root.
+    """Returns the text of *file*, which one account leaves for another in a folder: the runner for root.
 
     It may be anything that its author can put there. Raises OSError for what is no file of the folder's owner or of
     root, or has more than a message needs; no link is followed, and no pipe waited for. Raises ValueError.
@@ -337,7 +337,7 @@ def stamp(file: Path) -> tuple[int, int, int] | None:
 
 
 def newer(file: Path, other: Path) -> bool:
-    """Whether there is a *file*, and no *other*, or one that was written before it. No link is followed."""
+    """Returns whether there is a *file*, and no *other*, or one that was written before it. No link is followed."""
     found, known = _written(file), _written(other)
     return found is not None and (known is None or found > known)
 

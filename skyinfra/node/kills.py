@@ -19,7 +19,7 @@ class Kills:
         self._before = _count(self._counter)
 
     def any(self) -> bool:
-        """Whether there were some since the last call."""
+        """Returns whether there were some since the last call."""
         before, self._before = self._before, _count(self._counter)
         return self._before > before
 

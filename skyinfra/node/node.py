@@ -38,7 +38,7 @@ class Node:
 
 
 def directory_of(path: Path) -> NodeDirectory:
-    """The directory of the node with the configuration file *path*: the ``folder`` that it names, else its own.
+    """Returns the directory of the node with the configuration file *path*: the ``folder`` that it names, else its own.
 
     That of a configuration that cannot be read is its own too: what loads the node says why.
     """

@@ -181,7 +181,7 @@ def owner(pid: int) -> int | None:
 
 
 def exists(pid: int) -> bool:
-    """Whether there is a process *pid*, as far as this one sees, that has not ended."""
+    """Returns whether there is a process *pid*, as far as this one sees, that has not ended."""
     return _read(pid) is not None
 
 

@@ -80,7 +80,7 @@ def divided(pid: int, root: Path = Path("/")) -> dict[str, int]:
 
 
 def _group(pid: int | str, root: Path) -> Path:
-    """The folder of the group of cgroup v2 in which a process is. Raises OSError."""
+    """Returns the folder of the group of cgroup v2 in which a process is. Raises OSError."""
     lines = (root / "proc" / str(pid) / "cgroup").read_text(encoding="utf-8").splitlines()
     path = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), None)
     if path is None or not (root / "sys/fs/cgroup/cgroup.controllers").exists():

@@ -68,7 +68,7 @@ def _table(rows: Iterable[Sequence[str]]) -> str:
 
 
 def _layouts(slots: Iterable[InstanceInfo]) -> dict[_Divided, list[tuple[str, int]]]:
-    """The nodes and GPUs of each layout that stands."""
+    """Returns the nodes and GPUs of each layout that stands."""
     gpus: dict[tuple[str, int], list[InstanceInfo]] = {}
     for slot in slots:
         if slot.gpu is not None and slot.profile and slot.size and slot.accelerator:
@@ -81,7 +81,7 @@ def _layouts(slots: Iterable[InstanceInfo]) -> dict[_Divided, list[tuple[str, in
 
 
 def _figure(layout: _Divided, gpus: Sequence[tuple[str, int]]) -> str:
-    """The drawing of a layout; its text alone where the GPU's geometry is not known, as those of AMD."""
+    """Returns the drawing of a layout; its text alone where the GPU's geometry is not known, as those of AMD."""
     drawn = _drawn(*layout)
     by_node: dict[str, list[str]] = {}
     for node, gpu in gpus:
@@ -95,7 +95,7 @@ def _figure(layout: _Divided, gpus: Sequence[tuple[str, int]]) -> str:
 
 
 def _drawn(accelerator: str, places: Layout) -> Picture | None:
-    """The picture of a GPU: of the one of that name whose profiles these are."""
+    """Returns the picture of a GPU: of the one of that name whose profiles these are."""
     try:
         models = [row.mig_model for row in catalog.variants(accelerator) if row.mig_model]
     except SkyinfraError:  # an accelerator of the user's own

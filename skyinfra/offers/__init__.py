@@ -40,7 +40,7 @@ __all__ = [
 def find(
     accelerator: Wanted | None = None, *, provider: str | Sequence[str] | None = None, **limits: Unpack[Limits]
 ) -> tuple[Offer, ...]:
-    """The offers that match, at least one: the more wanted accelerator first, then by price, then by name.
+    """Returns the offers that match, at least one: the more wanted accelerator first, then by price, then by name.
 
     The price is that of the purchase that is asked for, on-demand or spot; offers whose price is not known come last,
     and do not come at all where there is a max_price. A price may be of another region than the one asked for: it says

@@ -100,7 +100,7 @@ class Offer:
     source: str = ""
 
     def price(self, *, spot: bool = False) -> Price | None:
-        """The price of one purchase or the other, as far as it can be believed."""
+        """Returns the price of one purchase or the other, as far as it can be believed."""
         found = self.spot if spot else self.on_demand
         return None if found is None or found.basis == "suspect" else found
 
@@ -145,7 +145,7 @@ class Offer:
         return f"{name}:{self.count}"
 
     def in_region(self, region: str) -> bool:
-        """Whether it is known to be offered there."""
+        """Returns whether it is known to be offered there."""
         if self.regions:
             return region in self.regions
         return any(price is not None and price.region == region for price in (self.on_demand, self.spot))
@@ -157,7 +157,7 @@ class Offer:
 
 @cache
 def load() -> tuple[Offer, ...]:
-    """Every offer that is shipped, in the order of the file."""
+    """Returns every offer that is shipped, in the order of the file."""
     data: dict[str, Any] = json.loads(_DATA.read_text(encoding="utf-8"))
     columns = data["columns"]
     regions = [tuple(names) for names in data["regions"]]

@@ -59,7 +59,7 @@ class Query:
         return tuple(found)
 
     def _matches(self, offer: Offer) -> bool:
-        """Whether everything but the accelerator is as asked."""
+        """Returns whether everything but the accelerator is as asked."""
         return (
             (not self.providers or offer.provider in self.providers)
             and (self.legacy or not offer.legacy)
@@ -82,14 +82,14 @@ class Query:
         return price is None, usd, offer.provider, offer.machine_type
 
     def constraints(self) -> dict[str, object]:
-        """The other filters, by the names of their fields."""
+        """Returns the other filters, by the names of their fields."""
         skipped = ("accelerators", "spot", "legacy")
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in skipped}
         return {name: value for name, value in values.items() if value not in (None, ())}
 
 
 def carries(offer: Offer, wanted: Accelerator) -> bool:
-    """Whether the machine carries the accelerator, and as many of it as asked, if any number is.
+    """Returns whether the machine carries the accelerator, and as many of it as asked, if any number is.
 
     A TPU chip is carried by the slice that has as many chips.
     """
@@ -135,7 +135,7 @@ class Limits(TypedDict, total=False):
 def ask(
     accelerator: Wanted | None = None, *, provider: str | Sequence[str] | None = None, **limits: Unpack[Limits]
 ) -> Query:
-    """A query, checked.
+    """Returns a query, checked.
 
     Raises UnknownAccelerator and InvalidAccelerator for what is not in the catalog; InvalidField for a provider or
     region that no offer has, with the nearest names, and for a number that cannot be.
@@ -179,13 +179,13 @@ def check_region(region: str, given: Sequence[str]) -> None:
 
 @cache
 def providers() -> tuple[str, ...]:
-    """The providers that have offers, by name."""
+    """Returns the providers that have offers, by name."""
     return tuple(sorted({offer.provider for offer in load()}))
 
 
 @cache
 def regions(*providers: str) -> tuple[str, ...]:
-    """The regions in which these providers (default: all) are known to offer something, by name."""
+    """Returns the regions in which these providers (default: all) are known to offer something, by name."""
     selected = [offer for offer in load() if not providers or offer.provider in providers]
     named = {region for offer in selected for region in offer.regions}
     prices = (offer.price(spot=spot) for offer in selected if not offer.regions for spot in (False, True))

@@ -8,7 +8,7 @@ _SHOWN = 4
 
 
 def named(provider: str, machine_type: str) -> Offer | None:
-    """The offer of that machine type; None where there is none."""
+    """Returns the offer of that machine type; None where there is none."""
     return next((each for each in load() if (each.provider, each.machine_type) == (provider, machine_type)), None)
 
 

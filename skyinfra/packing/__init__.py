@@ -34,7 +34,7 @@ def pack(
     offers: Iterable[Offer] | None = None,
     seconds: float = 60,
 ) -> Packing:
-    """The cheapest set of machines and layouts that holds a demand for partitions.
+    """Returns the cheapest set of machines and layouts that holds a demand for partitions.
 
     demand: "1g.10gb*20, 3g.40gb*4, >=18GB*6", or a mapping of profiles and sizes to counts. A profile is served by any
     partition that is at least as large: the memory in its name, and as many SMs as it has on one of the GPUs that have
@@ -78,7 +78,7 @@ _ANY_SHARE = 0.001
 
 
 def _among(offers: Iterable[Offer] | None, providers: tuple[str, ...], region: str | None) -> tuple[Offer, ...]:
-    """The offers to choose among. Names are only checked in the shipped offers."""
+    """Returns the offers to choose among. Names are only checked in the shipped offers."""
     if offers is None:
         return ask(provider=providers, region=region, fraction=_ANY_SHARE, legacy=True).run(load())
     return Query(providers=providers, region=region, fraction=_ANY_SHARE, legacy=True).run(offers)

@@ -99,7 +99,7 @@ def source(machines: Sequence[Machines], *, spot: bool) -> str:
 
 
 def _accelerator(text: str) -> list[str]:
-    """The lines of the argument; each GPU's own layout on a line where they differ."""
+    """Returns the lines of the argument; each GPU's own layout on a line where they differ."""
     if "|" not in text:
         return [f'        accelerator="{text}",']
     head, _, layouts = text.partition("/")
@@ -115,7 +115,7 @@ def region_of(offer: Offer, price: Price) -> str | None:
 
 
 def sellers() -> tuple[str, ...]:
-    """The providers that have offers and that this version deploys to, by name."""
+    """Returns the providers that have offers and that this version deploys to, by name."""
     return tuple(sorted(set(providers.deployable()) & set(offers.providers())))
 
 
@@ -136,6 +136,6 @@ def _arguments(cls: type[Provider], machines: Machines) -> dict[str, Any]:
 
 
 def _names(machines: Sequence[Machines]) -> list[str]:
-    """A name for each pool: the accelerator and a number."""
+    """Returns a name for each pool: the accelerator and a number."""
     slugs = [re.sub(r"[^a-z0-9]+", "-", each.offer.carries.rpartition(":")[0].lower()) for each in machines]
     return [f"{slug}-{index}" for index, slug in enumerate(slugs, start=1)]

@@ -62,12 +62,12 @@ def read(declared: DemandInput) -> tuple[Demand, ...]:
 
 
 def text(demands: tuple[Demand, ...]) -> str:
-    """The demand as one string that reads as the same."""
+    """Returns the demand as one string that reads as the same."""
     return ", ".join(map(str, demands))
 
 
 def having(name: str) -> tuple[tuple[Geometry, Profile], ...]:
-    """The GPUs that have a profile of that name, and the profile.
+    """Returns the GPUs that have a profile of that name, and the profile.
 
     The name that other drivers give it only counts where no GPU has the name itself. GPUs whose profiles have no memory
     of their own, because they share the machine's, are left out.
@@ -128,7 +128,7 @@ def _demand(wanted: str, count: int) -> Demand:
 
 
 def _nearest(name: str) -> str:
-    """The profiles that come near in compute slices, and then in memory."""
+    """Returns the profiles that come near in compute slices, and then in memory."""
     slices, memory = map(int, re.findall(r"\d+", name)[:2])
     known = {
         p.name: p for model in mig.models() for p in mig.geometry(model).profiles if p.memory_gb and not p.attributes

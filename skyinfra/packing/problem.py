@@ -38,7 +38,7 @@ class Problem:
         return attributes(self.demands)
 
     def serving(self, kind: PartitionKind) -> int:
-        """The demands that the partition serves, as bits."""
+        """Returns the demands that the partition serves, as bits."""
         return sum(1 << i for i, each in enumerate(self.demands) if kind.serves(each, exact=self.exact))
 
     @cached_property
@@ -79,7 +79,7 @@ class Problem:
         return tuple(each.offer for each in able if not any(self._replaces(other, each) for other in able))
 
     def _replaces(self, better: _Able, able: _Able) -> bool:
-        """Whether machines of the *better* offer can always stand in for one of the other, for less money.
+        """Returns whether machines of the *better* offer can always stand in for one of the other, for less money.
 
         For the same money too where it is one machine for one; then the one with more GPUs stays, or the first by name.
         """
@@ -154,7 +154,7 @@ def _without_covered(vectors: Mapping[Vector, tuple[str, ...]]) -> dict[Vector, 
 
 
 def unserved(problem: Problem) -> Sequence[Demand]:
-    """The demands that nothing on offer serves."""
+    """Returns the demands that nothing on offer serves."""
     bits = 0
     for vectors in problem.vectors.values():
         for vector in vectors:

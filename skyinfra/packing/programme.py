@@ -28,7 +28,7 @@ class Answer:
     proven: bool
 
     def whole(self) -> tuple[int, ...]:
-        """The values as the whole numbers they stand for."""
+        """Returns the values as the whole numbers they stand for."""
         return tuple(round(value) for value in self.values or ())
 
 
@@ -62,7 +62,7 @@ class Programme:
         more: Sequence[tuple[Mapping[int, float], float, float]] = (),
         upper: Mapping[int, float] | None = None,
     ) -> Answer:
-        """The values with the least costs.
+        """Returns the values with the least costs.
 
         relaxed: columns need not be integers. seconds, nodes: limits, after which the best so far is returned.
         more: rows for this solve alone. upper: tighter bounds of columns, for this solve alone.

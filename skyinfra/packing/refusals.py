@@ -17,7 +17,7 @@ _SHOWN = 3
 
 
 def nothing_serves(problem: Problem, demands: Sequence[Demand], asked: str) -> NotOffered:
-    """The error for demands that no offer serves. asked: where was looked, such as "of aws in us-east-1"."""
+    """Returns the error for demands that no offer serves. asked: where was looked, such as "of aws in us-east-1"."""
     parts = ", ".join(each.wanted for each in demands)
     purchase = "spot" if problem.supply.spot else "on-demand"
     message = f"no offer {asked + ' ' if asked else ''}with a known {purchase} price can hold {parts}"

@@ -88,7 +88,7 @@ class Packing:
         return sum(each.nodes for each in self.machines)
 
     def pools(self, *given: Provider) -> list[ComputePool]:
-        """The pools that declare it. Raises NotSupported where there is no declaration of a provider yet.
+        """Returns the pools that declare it. Raises NotSupported where there is no declaration of a provider yet.
 
         given: providers with what theirs need besides region and machine type: `sky.GCP(project="p")`.
         """

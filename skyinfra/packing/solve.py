@@ -140,7 +140,7 @@ class _Buying:
 
 
 def buy(problem: Problem, *, seconds: float) -> Purchase | None:
-    """The cheapest machines that hold the demand; None where no number of machines within the limit does.
+    """Returns the cheapest machines that hold the demand; None where no number of machines within the limit does.
 
     seconds: after which the best so far is taken. Raises PackingFailed where there is none by then.
     """
@@ -213,12 +213,12 @@ class _Arranging:
             self.programme.row(row, at_most=0)
 
     def oversize(self) -> dict[int, float]:
-        """The memory that is given beyond the demand, in GB."""
+        """Returns the memory that is given beyond the demand, in GB."""
         demands = self.problem.demands
         return {column: kind.memory_gb - demands[i].memory_gb for (kind, i), column in self.given.items()}
 
     def untidiness(self) -> dict[int, float]:
-        """The compute slices that no partition has, and then the number of partitions."""
+        """Returns the compute slices that no partition has, and then the number of partitions."""
         weight = 1 + 8 * self.gpus.total()
         costs: dict[int, float] = {}
         for (gpu, names), column in self.layouts.items():

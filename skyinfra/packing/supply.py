@@ -57,7 +57,7 @@ class PartitionKind:
         return self.gpu.label, -self.memory_gb, -self.slices, self.profile or ""
 
     def serves(self, demand: Demand, *, exact: bool) -> bool:
-        """Whether it may serve the demand; *exact*: only partitions asked for by name, and no whole GPUs."""
+        """Returns whether it may serve the demand; *exact*: only partitions asked for by name, and no whole GPUs."""
         if exact and self.profile is None:
             return False
         if not demand.named:
@@ -103,7 +103,7 @@ class Gpu:
 
     @classmethod
     def of(cls, offer: Offer) -> Gpu:
-        """The GPU of a machine."""
+        """Returns the GPU of a machine."""
         row = catalog.choose(offer.accelerator, offer.memory_gb, offer.form_factor)
         divisible = offer.mig_model is not None and _placeable(mig.geometry(offer.mig_model))
         divisible = divisible and providers.who_partitions(offer) != "nobody"
@@ -126,7 +126,7 @@ class Gpu:
         return PartitionKind(self, None, self.memory_gb, largest.sm, largest.compute_slices, largest.compute_slices)
 
     def layouts(self, attributes: frozenset[str] = frozenset()) -> tuple[tuple[str, ...], ...]:
-        """The maximal combinations of profiles; () where it is not divided."""
+        """Returns the maximal combinations of profiles; () where it is not divided."""
         return () if self.divided is None else _maximal(self.divided.model, attributes)
 
     @property
@@ -187,7 +187,7 @@ class Supply:
 
 
 def attributes(demands: Sequence[Demand]) -> frozenset[str]:
-    """The attributes that any of the demands names."""
+    """Returns the attributes that any of the demands names."""
     return frozenset(demand.attributes for demand in demands if demand.attributes)
 
 

@@ -53,7 +53,7 @@ def _login(error: CallFailed, profile: str | None, region: str) -> tuple[str, st
 
 
 def check_instance_profile(context: Context) -> list[Finding]:
-    """The declared instance profile, and whether it has a role."""
+    """Returns the declared instance profile, and whether it has a role."""
     name = context.inputs.iam_instance_profile
     if name is None:
         return []

@@ -65,12 +65,12 @@ Account = tuple[str, str | None]
 def check(
     stack: SynthesizedStack, pools: Sequence[dict[str, Any]], *, session: Any = None, workers: int | None = None
 ) -> dict[str, list[Line]]:
-    """The lines of *pools* of *stack* by their names; see `check_pools`."""
+    """Returns the lines of *pools* of *stack* by their names; see `check_pools`."""
     return check_pools([read(stack, pool) for pool in pools], session=session, workers=workers or WORKERS)
 
 
 def check_pools(pools: Sequence[PoolInputs], *, session: Any = None, workers: int = WORKERS) -> dict[str, list[Line]]:
-    """The lines of each pool by its name.
+    """Returns the lines of each pool by its name.
 
     session: a boto3 session for all pools; None makes one for each region and profile. workers: questions at a time.
     Raises `MissingDependency`.

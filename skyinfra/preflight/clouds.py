@@ -91,7 +91,7 @@ def _answered(api: Api, ask: Any) -> Finding:
 
 
 def _credentials(api: Api) -> Finding:
-    """Whether there are credentials, and whether the provider takes them where that can be asked."""
+    """Returns whether there are credentials, and whether the provider takes them where that can be asked."""
     asked, names = api.asked, " and ".join(api.variables)
     if not api.variables:
         text = f"missing in the environment: {api.needed}"
@@ -111,7 +111,7 @@ def _credentials(api: Api) -> Finding:
 
 
 def _quota(api: Api, table: Quota, pool: Pool) -> Finding:
-    """The quota of the first machine type, and whether what is needed fits."""
+    """Returns the quota of the first machine type, and whether what is needed fits."""
     machine = pool.types[0]
     answer = api.get(table.path, region=pool.region or "")
     name = next((row[2 if pool.spot else 1] for row in table.names if re.search(row[0], machine)), None)

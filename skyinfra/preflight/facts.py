@@ -54,19 +54,19 @@ def node_zones(context: Context) -> NodeZones:
 
 
 def types_of(inputs: PoolInputs) -> tuple[str, ...]:
-    """The machine types of the nodes, and of a head besides them."""
+    """Returns the machine types of the nodes, and of a head besides them."""
     head = (inputs.head_machine_type,) if inputs.head_machine_type else ()
     return tuple(dict.fromkeys((*inputs.machine_types, *head)))
 
 
 def zone_ids(api: Api) -> dict[str, str]:
-    """The names of the region's zones by their ids (use1-az1), which are the same in every account."""
+    """Returns the names of the region's zones by their ids (use1-az1), which are the same in every account."""
     answer = api.ask("ec2", "describe_availability_zones", Filters=_OWN_ZONES)
     return {zone["ZoneId"]: zone["ZoneName"] for zone in answer["AvailabilityZones"]}
 
 
 def offered_zones(api: Api, machine_types: Iterable[str]) -> dict[str, frozenset[str]]:
-    """The zones of the region that offer each of the machine types."""
+    """Returns the zones of the region that offer each of the machine types."""
     types = sorted(machine_types)
     filters = [{"Name": "instance-type", "Values": types}]
     answer = api.ask("ec2", "describe_instance_type_offerings", LocationType="availability-zone", Filters=filters)
@@ -86,7 +86,7 @@ def machine_facts(api: Api, machine_types: Iterable[str]) -> dict[str, dict[str,
 
 
 def vcpus(api: Api, machine_types: Iterable[str]) -> dict[str, int]:
-    """The vCPUs of each machine type, as far as the offers or the region know it."""
+    """Returns the vCPUs of each machine type, as far as the offers or the region know it."""
     known: dict[str, int] = {}
     asked = []
     for kind in sorted(set(machine_types)):
@@ -99,26 +99,26 @@ def vcpus(api: Api, machine_types: Iterable[str]) -> dict[str, int]:
 
 
 def subnets(context: Context) -> list[dict[str, Any]]:
-    """The declared subnets, in their order."""
+    """Returns the declared subnets, in their order."""
     ids = list(context.inputs.subnet_ids)
     found = context.api.ask("ec2", "describe_subnets", SubnetIds=ids)["Subnets"]
     return sorted(found, key=lambda subnet: ids.index(subnet["SubnetId"]))
 
 
 def running(api: Api) -> list[dict[str, Any]]:
-    """The instances of the region that run or are about to."""
+    """Returns the instances of the region that run or are about to."""
     filters = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
     answer = api.ask("ec2", "describe_instances", Filters=filters)
     return [instance for reservation in answer["Reservations"] for instance in reservation["Instances"]]
 
 
 def tags(resource: dict[str, Any]) -> dict[str, str]:
-    """The tags of a resource."""
+    """Returns the tags of a resource."""
     return {tag["Key"]: tag["Value"] for tag in resource.get("Tags", ())}
 
 
 def is_of_stack(resource: dict[str, Any], context: Context) -> bool:
-    """Whether this stack made the resource: it is there already, and not in the way."""
+    """Returns whether this stack made the resource: it is there already, and not in the way."""
     found = tags(resource)
     return found.get("skyinfra:stack") == context.inputs.stack and found.get("skyinfra:pool") in {
         peer.pool for peer in context.peers

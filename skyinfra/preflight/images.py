@@ -13,7 +13,7 @@ from skyinfra.preflight.report import Finding, failed, passed, warned
 
 
 def check_images(context: Context) -> list[Finding]:
-    """A finding for the image of the nodes, and one for that of a head besides them."""
+    """Returns a finding for the image of the nodes, and one for that of a head besides them."""
     inputs = context.inputs
     found = [_image(context, inputs.image, inputs.machine_types, inputs.disk_gb)]
     if inputs.head_machine_type:

@@ -57,7 +57,7 @@ def listed(api: Api, *, names: Iterable[str] = (), region: str | None = None) ->
 
 
 def capacity(api: Api, table: Capacity, *, region: str | None = None) -> dict[str, tuple[str, ...]]:
-    """The regions that have each machine type now. Raises `Unanswered`."""
+    """Returns the regions that have each machine type now. Raises `Unanswered`."""
     places: dict[str, set[str]] = {}
     for row in rows(api.get(table.path, region=region or ""), table.rows):
         if kept(row, table.where, table.skip):
@@ -105,7 +105,7 @@ def _merged(one: Listed, other: Listed) -> Listed:
 
 
 def _cheapest(table: Machines, found: Iterable[Listed]) -> list[Listed]:
-    """The cheapest of each accelerator and count, where the table keeps no more."""
+    """Returns the cheapest of each accelerator and count, where the table keeps no more."""
     machines = sorted(found, key=lambda each: (each.on_demand is None, each.on_demand or 0.0, each.name))
     if table.cheapest is None:
         return machines

@@ -41,7 +41,7 @@ def _subnets(context: Context) -> Finding:
 
 
 def _free_addresses(context: Context, found: list[dict[str, Any]]) -> Finding:
-    """Every interface takes an address. Of several subnets in a zone the module takes the first."""
+    """Returns every interface takes an address. Of several subnets in a zone the module takes the first."""
     inputs = context.inputs
     free: dict[str, int] = {}
     for subnet in found:
@@ -62,7 +62,7 @@ def _free_addresses(context: Context, found: list[dict[str, Any]]) -> Finding:
 
 
 def _own_network(context: Context) -> Finding:
-    """The module makes a VPC for each pool without subnets."""
+    """Returns the module makes a VPC for each pool without subnets."""
     vpcs = context.api.ask("ec2", "describe_vpcs")["Vpcs"]
     used = sum(not is_of_stack(vpc, context) for vpc in vpcs)
     needed = sum(not peer.subnet_ids for peer in context.peers)
@@ -87,7 +87,7 @@ def _elastic_ips(context: Context) -> Finding:
 
 
 def check_security_groups(context: Context) -> list[Finding]:
-    """The declared security groups: there, in the VPC of the subnets, and open to their own members."""
+    """Returns the declared security groups: there, in the VPC of the subnets, and open to their own members."""
     inputs = context.inputs
     if not inputs.security_group_ids:
         return []

@@ -72,7 +72,7 @@ _NAMED = ("iam", "s3", "kms")
 
 
 def _anywhere(pools: Sequence[tuple[str, Mapping[str, Any]]], regions: list[str]) -> dict[str, Any]:
-    """The actions that IAM limits by region alone."""
+    """Returns the actions that IAM limits by region alone."""
     found = {action for _, inputs in pools for action in _actions(inputs)}
     return {
         "Sid": "Fleet",

@@ -109,7 +109,7 @@ def _finding(context: Context, demand: Demand) -> Finding:
 
 
 def limit(api: Api, quota: Quota) -> int:
-    """The value of a quota in this account and region; its default where the account has none of its own."""
+    """Returns the value of a quota in this account and region; its default where the account has none of its own."""
     names = {"ServiceCode": quota.service, "QuotaCode": quota.code}
     try:
         answer = api.ask("service-quotas", "get_service_quota", **names)
@@ -151,7 +151,7 @@ def _unused(api: Api, quota: Quota) -> dict[str, int]:
 
 
 def room(api: Api, quota: Quota, used: int, needed: int, inputs: PoolInputs, what: str) -> Finding:
-    """Whether *needed* more of *what*, such as VPCs, fit in a quota of which *used* are in use."""
+    """Returns whether *needed* more of *what*, such as VPCs, fit in a quota of which *used* are in use."""
     value = limit(api, quota)
     text = f"{used} of {counted(value, what)} are in use, and {needed} more needed ({quota.code})"
     if used + needed > value:

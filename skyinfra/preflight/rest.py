@@ -72,7 +72,7 @@ class Api:
         return ", or ".join(" and ".join(names) for names in self.asked.credentials)
 
     def pages(self, path: str, query: Mapping[str, str], following: str, **given: str) -> list[Any]:
-        """The answers of all pages; *following* is the path of the next one's address. Raises `Unanswered`."""
+        """Returns the answers of all pages; *following* is the path of the next one's address. Raises `Unanswered`."""
         answers = [self.get(path, query, **given)]
         while following and len(answers) < _MOST_PAGES and (more := first(answers[-1], following)):
             # On the same server, whatever the answer says.
@@ -81,7 +81,7 @@ class Api:
         return answers
 
     def get(self, path: str, query: Mapping[str, str] | None = None, **given: str) -> Any:
-        """The answer to a question, read from JSON. Raises `Unanswered`."""
+        """Returns the answer to a question, read from JSON. Raises `Unanswered`."""
         quoted = {name: urllib.parse.quote(value, safe="") for name, value in given.items()}
         address = self._filled(path, quoted)
         if query:
@@ -157,7 +157,7 @@ class Api:
         return Unanswered("silent", f"it answered with the status {code}")
 
     def _read(self, response: HTTPResponse) -> bytes:
-        """The body. A server that sends it drop by drop is left at the deadline."""
+        """Returns the body. A server that sends it drop by drop is left at the deadline."""
         read = b""
         while piece := response.read1(_PIECE):
             read += piece
@@ -219,7 +219,7 @@ def first(value: Any, path: str) -> Any:
 
 
 def rows(answer: Any, path: str) -> list[dict[str, Any]]:
-    """The objects at *path*: the entries of lists, and those of objects with their name as ``_key``."""
+    """Returns the objects at *path*: the entries of lists, and those of objects with their name as ``_key``."""
     found: list[dict[str, Any]] = []
     for each in picked(answer, path):
         if isinstance(each, list):
@@ -230,7 +230,7 @@ def rows(answer: Any, path: str) -> list[dict[str, Any]]:
 
 
 def text(row: Mapping[str, Any], spec: str) -> str:
-    """A path, or a text with paths in braces, as a text; "" for nothing."""
+    """Returns a path, or a text with paths in braces, as a text; "" for nothing."""
     if "{" in spec:
         return re.sub(r"\{([\w.*]+)\}", lambda found: str(first(row, found[1]) or ""), spec)
     found = first(row, spec)
@@ -238,7 +238,7 @@ def text(row: Mapping[str, Any], spec: str) -> str:
 
 
 def number(row: Mapping[str, Any], path: str, scale: float = 1.0) -> float | None:
-    """A number at *path*, also one that is written as a text; None for anything else, and for 0."""
+    """Returns a number at *path*, also one that is written as a text; None for anything else, and for 0."""
     try:
         value = float(text(row, path)) * scale
     except ValueError:
@@ -247,7 +247,7 @@ def number(row: Mapping[str, Any], path: str, scale: float = 1.0) -> float | Non
 
 
 def kept(row: Mapping[str, Any], where: Mapping[str, str], skip: Mapping[str, str]) -> bool:
-    """Whether all patterns of *where* are found in the row, and none of *skip*."""
+    """Returns whether all patterns of *where* are found in the row, and none of *skip*."""
     return all(re.search(pattern, text(row, path)) for path, pattern in where.items()) and not any(
         re.search(pattern, text(row, path)) for path, pattern in skip.items()
     )

@@ -35,7 +35,7 @@ def check_prices(context: Context) -> list[Finding]:
 
 
 def _prices(context: Context) -> dict[str, dict[str, float]]:
-    """The last price by machine type and zone. A history that begins now has the prices that hold now."""
+    """Returns the last price by machine type and zone. A history that begins now has the prices that hold now."""
     answer = context.api.ask(
         "ec2",
         "describe_spot_price_history",

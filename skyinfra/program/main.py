@@ -169,7 +169,7 @@ class _Placeholders(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def _is_of_import(frame: types.FrameType) -> bool:
-    """Whether *frame* is one of Python's import, or of the names of this package, of which nodes lack some."""
+    """Returns whether *frame* is one of Python's import, or of the names of this package, of which nodes lack some."""
     file = frame.f_code.co_filename
     return file.startswith("<frozen importlib") or file in (importlib.__file__, skyinfra.__file__)
 

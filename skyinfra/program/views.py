@@ -120,7 +120,7 @@ class Views:
 
 
 def _suits(view: _View, tree: Tree) -> bool:
-    """Whether *view* may have the files of *tree*: it has the same code, or one of both has more of it."""
+    """Returns whether *view* may have the files of *tree*: it has the same code, or one of both has more of it."""
     if view.roots != tree.roots or (view.main != tree.main and None not in (view.main, tree.main)):
         return False
     same = view.code.items() & tree.code.items()
@@ -316,7 +316,7 @@ def synced(name: str | Path) -> Path:
 
 
 def files() -> Path:
-    """The folder of this node for files that `pool.put` sends and `pool.get` fetches. Raises `NotInTask`."""
+    """Returns the folder of this node for files that `pool.put` sends and `pool.get` fetches. Raises `NotInTask`."""
     directory = os.environ.get(NODE_DIRECTORY)
     if directory is None:
         raise NotInTask(

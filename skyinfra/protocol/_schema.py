@@ -43,7 +43,7 @@ class Document:
 
     @classmethod
     def read(cls, value: object, *, source: str | None = None) -> Self:
-        """The document from parsed JSON. Raises the error of the class with the path of the field."""
+        """Returns the document from parsed JSON. Raises the error of the class with the path of the field."""
         error, known, version, hint = cls._reading
         source = source or known
         if version is not None:
@@ -54,7 +54,7 @@ class Document:
 
     @classmethod
     def load(cls, path: Path, *, text_of: Callable[[Path], str] = _text_of) -> Self:
-        """The document in the JSON file *path*, whose text *text_of* reads. Raises the error of the class."""
+        """Returns the document in the JSON file *path*, whose text *text_of* reads. Raises the error of the class."""
         return cls.read(load(path, error=cls._reading[0], text_of=text_of), source=str(path))
 
     def _check(self, source: str) -> None:
@@ -66,7 +66,7 @@ class Document:
             raise self._reading[0](message, field=field, given=given, hint=hint)
 
     def to_json(self) -> dict[str, Any]:
-        """The inverse of `read`: plain JSON values."""
+        """Returns the inverse of `read`: plain JSON values."""
         return write(self)
 
 
@@ -79,7 +79,7 @@ def read(kind: type[T], value: object, *, path: str, error: type[SkyinfraError])
 
 
 def load(path: Path, *, error: type[SkyinfraError], text_of: Callable[[Path], str] = _text_of) -> object:
-    """The parsed JSON of the file *path*. Raises *error* where it cannot be read or is no JSON."""
+    """Returns the parsed JSON of the file *path*. Raises *error* where it cannot be read or is no JSON."""
     try:
         return json.loads(text_of(path))
     except OSError as reason:
@@ -97,7 +97,7 @@ def check_version(value: object, version: int, *, path: str, error: type[Skyinfr
 
 
 def write(document: object) -> dict[str, Any]:
-    """The dataclass tree *document* as plain JSON values, fields in the order they are declared."""
+    """Returns the dataclass tree *document* as plain JSON values, fields in the order they are declared."""
     return typing.cast(dict[str, Any], _write(document))
 
 

@@ -96,7 +96,7 @@ class Header:
 
     @classmethod
     def loads(cls, data: bytes) -> Header:
-        """The inverse of `dumps`."""
+        """Returns the inverse of `dumps`."""
         fields = json.loads(data)
         parts = tuple(Part(**part) for part in fields.get("parts", ()))
         secrets = tuple(SecretUse(**each) for each in fields.get("secrets", ()))
@@ -151,7 +151,7 @@ class Ending:
 
     @classmethod
     def of(cls, outcome: Outcome) -> Ending:
-        """The end of a job with *outcome*."""
+        """Returns the end of a job with *outcome*."""
         return cls(outcome.problem, bool(outcome.missing), pickle.dumps(outcome))
 
     def dumps(self) -> bytes:
@@ -160,7 +160,7 @@ class Ending:
 
     @classmethod
     def loads(cls, data: bytes) -> Ending:
-        """The inverse of `dumps`. Raises ValueError."""
+        """Returns the inverse of `dumps`. Raises ValueError."""
         line, _, outcome = data.partition(b"\n")
         said = json.loads(line)
         problem, missing = (said.get("problem"), said.get("missing")) if isinstance(said, dict) else (None, None)

@@ -94,13 +94,13 @@ class Frame:
 
     @classmethod
     def read(cls, frames: bytes) -> list[Frame]:
-        """The frames in `Failure.frames`, the outermost first. Raises ValueError, TypeError."""
+        """Returns the frames in `Failure.frames`, the outermost first. Raises ValueError, TypeError."""
         rows: list[list[Any]] = json.loads(frames)
         return [cls(*row) for row in rows]
 
 
 def late(name: str, seconds: float) -> TaskTimeout:
-    """The error of a task that ran for too long."""
+    """Returns the error of a task that ran for too long."""
     return TaskTimeout(
         f"{name} ran for more than {seconds:g} s and was stopped",
         hint="Give it more time: @sky.compute(timeout=...), or task.options(timeout=...).",
@@ -154,7 +154,7 @@ def _links(error: BaseException) -> list[_Link]:
 
 
 def _kept(link: _Link | None, made: Mapping[int, Failure]) -> Failure | None:
-    """The failure of *link*, or else of the nearest before it that was *made*."""
+    """Returns the failure of *link*, or else of the nearest before it that was *made*."""
     while link is not None and id(link) not in made:
         link = link.cause or link.context
     return None if link is None else made[id(link)]

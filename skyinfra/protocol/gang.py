@@ -90,7 +90,7 @@ class Gang(_Place):
 
 
 def gang() -> Gang:
-    """The place of this process in its gang. Raises `NotInTask` outside of one."""
+    """Returns the place of this process in its gang. Raises `NotInTask` outside of one."""
     text = os.environ.get(VARIABLE)
     if text is None:
         raise NotInTask(
@@ -209,7 +209,7 @@ def _jax(rank: Rank, address: str, port: int) -> dict[str, str]:
 
 
 def _neuron(rank: Rank, address: str, port: int) -> dict[str, str]:
-    """The variables of a rank on NeuronCores; empty on any other slot.
+    """Returns the variables of a rank on NeuronCores; empty on any other slot.
 
     The runtime needs a port of its own; torch-xla (torch_xla/_internal/neuron.py) would take one for every gang. JAX,
     and torch-xla in the mode SPMD, have to know the number of cores of each rank (AWS Neuron documentation, "JAX
@@ -231,7 +231,7 @@ def _neuron(rank: Rank, address: str, port: int) -> dict[str, str]:
 
 
 def spmd(env: Mapping[str, str]) -> bool:
-    """Whether *env* makes one process of torch-xla use all of its cores, in place of one."""
+    """Returns whether *env* makes one process of torch-xla use all of its cores, in place of one."""
     return env.get("XLA_USE_SPMD") == "1"
 
 

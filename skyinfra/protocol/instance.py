@@ -88,7 +88,7 @@ class InstanceInfo(_schema.Document, error=InvalidNodeConfig, source=VARIABLE):
 
 
 def instance_info() -> InstanceInfo:
-    """The slot this task runs on. Raises `NotInTask` outside of a task."""
+    """Returns the slot this task runs on. Raises `NotInTask` outside of a task."""
     text = os.environ.get(VARIABLE)
     if text is None:
         raise NotInTask(

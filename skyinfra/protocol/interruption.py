@@ -26,5 +26,5 @@ class Interruption:
         return None if self.until is None else max(0.0, self.until - time.time())
 
     def dumps(self) -> str:
-        """The text of `FILE`."""
+        """Returns the text of `FILE`."""
         return json.dumps(asdict(self)) + "\n"

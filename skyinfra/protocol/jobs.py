@@ -177,7 +177,7 @@ def check_priority(priority: int) -> None:
 
 
 def too_large(size: int) -> TaskTooLarge:
-    """The error of a call or an outcome of *size* bytes."""
+    """Returns the error of a call or an outcome of *size* bytes."""
     return TaskTooLarge(
         f"{size / 2**20:.0f} MiB are more than the head keeps of a job, which is {LARGEST // 2**20} MiB",
         hint="Let the task read and write large data in files, and give it their paths.",

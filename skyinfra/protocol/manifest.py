@@ -25,7 +25,7 @@ _KINDS: dict[str, SlotKind] = {"nvidia": "gpu", "amd": "gpu", "aws": "cores"}
 
 
 def slot_kind(vendor: str) -> SlotKind:
-    """The kind of the slot that one whole accelerator of *vendor* makes."""
+    """Returns the kind of the slot that one whole accelerator of *vendor* makes."""
     return _KINDS.get(vendor, "chip")
 
 
@@ -135,7 +135,7 @@ class Manifest(_schema.Document, error=InvalidManifest, source="manifest", versi
         return f"{self.stack}/{self.pool}"
 
     def slots_of(self, node: ManifestNode) -> tuple[ManifestSlot, ...]:
-        """The slots of one of ``nodes``: none on the head of a group, which is a machine besides the others."""
+        """Returns the slots of one of ``nodes``: none on the head of a group, which is a machine besides the others."""
         return () if self.group_nodes and node.head else self.slots
 
     @property

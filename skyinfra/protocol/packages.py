@@ -25,7 +25,7 @@ class PackageSource:
     ca_certificate: str | None = None
 
     def environment(self, *, bundle: str) -> dict[str, str]:
-        """The variables that pip, uv and other programs take. *bundle*: the file of certificates to trust."""
+        """Returns the variables that pip, uv and other programs take. *bundle*: the file of certificates to trust."""
         urls = (self.index, *self.extra_indexes, self.wheelhouse)
         plain = dict.fromkeys(urlsplit(url).netloc for url in urls if url and url.startswith("http://"))
         variables = {

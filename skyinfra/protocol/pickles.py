@@ -105,7 +105,7 @@ def _set_enumeration(kind: type[Any], given: tuple[Any, Any, dict[str, dict[str,
 
 
 def said(error: BaseException) -> str | None:
-    """The text of *error*, with large arguments shortened; None where its ``__str__`` raises an exception."""
+    """Returns the text of *error*, with large arguments shortened; None where its ``__str__`` raises an exception."""
     args = error.args
     plain = type(error).__str__ is BaseException.__str__
     if plain and len(args) == 1 and isinstance(args[0], str):
@@ -120,7 +120,7 @@ def said(error: BaseException) -> str | None:
 
 class _Short(reprlib.Repr):
     def repr_bytes(self, value: bytes, _level: int) -> str:
-        """The first bytes, and how many there are."""
+        """Returns the first bytes, and how many there are."""
         return f"{value[:60]!r}... ({len(value)} bytes)" if len(value) > 60 else repr(value)
 
 
@@ -187,7 +187,7 @@ def _made(
 
 
 def _slots(error: BaseException) -> dict[str, object]:
-    """What *error* holds outside of its ``__dict__``, such as the ``filename`` of an OSError."""
+    """Returns what *error* holds outside of its ``__dict__``, such as the ``filename`` of an OSError."""
     found: dict[str, object] = {}
     for kind in type(error).__mro__:
         for name, member in vars(kind).items():
@@ -234,7 +234,7 @@ def _filled(
 
 
 def _same(error: BaseException, made: object, text: str | None) -> bool:
-    """Whether *made* is what *error* is, whose text is *text*."""
+    """Returns whether *made* is what *error* is, whose text is *text*."""
     if type(made) is not type(error) or not isinstance(made, BaseException):
         return False
     if not isinstance(error, BaseExceptionGroup) and not _alike(error.args, made.args):

@@ -48,7 +48,7 @@ class Call(Generic[P, T]):
         return cast(T, answer if read is None else read(lists(answer)))
 
     def by(self, handler: Callable[P, T | Awaitable[T]]) -> tuple[str, Callable[..., Awaitable[Envelope]]]:
-        """An entry for `handlers`, which answers this call by *handler*."""
+        """Returns an entry for `handlers`, which answers this call by *handler*."""
         work = cast(Callable[..., Any], handler)
 
         async def result(request: dict[str, Any]) -> object:
@@ -76,12 +76,12 @@ def call(*, read_only: bool = False) -> Callable[[Callable[P, T]], Call[P, T]]:
 
 
 def handlers(*entries: tuple[str, Callable[..., Awaitable[Envelope]]]) -> Handlers:
-    """The handlers for a server of Dask; see `Call.by`."""
+    """Returns the handlers for a server of Dask; see `Call.by`."""
     return dict(entries)
 
 
 async def answered(work: Awaitable[object], catch: type[Exception] = SkyinfraError) -> Envelope:
-    """The envelope with the result of *work*, or with the error of the class *catch* that it raises."""
+    """Returns the envelope with the result of *work*, or with the error of the class *catch* that it raises."""
     try:
         return {"answer": await work}
     except catch as error:

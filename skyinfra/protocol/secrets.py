@@ -121,7 +121,7 @@ def read(file: str) -> str:
 
 
 def is_read_from(path: Path) -> bool:
-    """Whether a secret of this process is read from that file; *path* is absolute and has no links."""
+    """Returns whether a secret of this process is read from that file; *path* is absolute and has no links."""
     return path in _files
 
 

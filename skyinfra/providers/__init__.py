@@ -66,7 +66,7 @@ def undeployable(kind: str) -> str | None:
 
 
 def refuses(offer: Offer) -> str | None:
-    """The reason why a declaration without an image of one's own cannot have that machine; None where it can.
+    """Returns the reason why a declaration without an image of one's own cannot have that machine; None where it can.
 
     None as well for a share of an accelerator, and for a provider that this version does not deploy to: `undeployable`
     says why.

@@ -87,7 +87,7 @@ class AWS(CloudProvider):
         return self
 
     def terraform(self) -> tuple[TerraformProvider, ...]:
-        """The provider of the region, with the profile where one is declared."""
+        """Returns the provider of the region, with the profile where one is declared."""
         return (self.data.terraform_provider(region=self.region, profile=self.profile),)
 
     def check(self, request: Request) -> None:
@@ -121,7 +121,7 @@ class AWS(CloudProvider):
                 )
 
     def in_group(self, request: Request, selected: SelectedMachines) -> bool:
-        """Whether the nodes are an Auto Scaling group."""
+        """Returns whether the nodes are an Auto Scaling group."""
         return self.group or super().in_group(request, selected)
 
     @property
@@ -131,7 +131,7 @@ class AWS(CloudProvider):
         return "a capacity block, which was paid for when it was bought" if block else None
 
     def inputs(self, selected: SelectedMachines, head: str | None) -> dict[str, object]:
-        """The inputs of modules/aws besides those of every cloud."""
+        """Returns the inputs of modules/aws besides those of every cloud."""
         block, reservation = isinstance(self.capacity, CapacityBlock), isinstance(self.capacity, CapacityReservation)
         reserved = self.capacity.id if self.capacity else None
         return {

@@ -71,5 +71,5 @@ def permissions() -> dict[str, Any]:
 
 
 def partition(region: str) -> str:
-    """The AWS partition of a region, which has accounts and prices of its own."""
+    """Returns the AWS partition of a region, which has accounts and prices of its own."""
     return "aws-cn" if region.startswith("cn-") else "aws-us-gov" if region.startswith("us-gov-") else "aws"

@@ -115,7 +115,7 @@ class Provider(Declaration):
         request.refuse(self.data.lacks, place=f"sky.{type(self).__name__}()")
 
     def of(self, accelerators: tuple[Accelerator, ...]) -> Provider:
-        """The provider of a pool of *accelerators*: this one, or one made of it, with a module of its own."""
+        """Returns the provider of a pool of *accelerators*: this one, or one made of it, with a module of its own."""
         known = accelerators and self.kind in kinds()
         kind = self.data.apart.get(accelerators[0].vendor) if known else None
         if kind is None:
@@ -124,12 +124,12 @@ class Provider(Declaration):
         return other(**self.model_dump(exclude_unset=True))
 
     def terraform(self) -> tuple[TerraformProvider, ...]:
-        """The Terraform providers that its module needs."""
+        """Returns the Terraform providers that its module needs."""
         return ()
 
     @abstractmethod
     def select(self, request: Request) -> Selection:
-        """The machines for *request*. Pure: looks at nothing but its arguments and shipped data.
+        """Returns the machines for *request*. Pure: looks at nothing but its arguments and shipped data.
 
         Raises `NotOffered` or `NotSupported`.
         """

@@ -99,7 +99,7 @@ class CloudProvider(Provider):
         """Raises a `DeclarationError` for what the chosen machines have not."""
 
     def in_group(self, request: Request, selected: SelectedMachines) -> bool:
-        """Whether the nodes are a machine group, with a head apart."""
+        """Returns whether the nodes are a machine group, with a head apart."""
         several = len(selected.machine_types) > 1 or (request.spot and request.nodes > 1)
         return self.data.traits.groups and several
 
@@ -122,7 +122,7 @@ class CloudProvider(Provider):
         return own
 
     def plain_image(self, machine_types: tuple[str, ...]) -> str:
-        """The image for machines without accelerators."""
+        """Returns the image for machines without accelerators."""
         return self.data.image(machine_types, None, field=f"provider.{self.image_field}")
 
     def select(self, request: Request) -> Selection:
@@ -162,7 +162,7 @@ class CloudProvider(Provider):
         )
 
     def _layout(self, accelerator: Accelerator | None) -> str | None:
-        """The layout as the machine's metadata hold it; None where they do not."""
+        """Returns the layout as the machine's metadata hold it; None where they do not."""
         if accelerator is None or not accelerator.mig_model or self.data.traits.layout_channel != "metadata":
             return None
         return write_tag(accelerator.mig)
@@ -262,7 +262,7 @@ class CloudProvider(Provider):
         return list(found)
 
     def _of_types(self, request: Request) -> list[Offer]:
-        """The offers of the declared instance types, in their order. All of them carry the same."""
+        """Returns the offers of the declared instance types, in their order. All of them carry the same."""
         # Wherever they are: the shipped regions are not all there are, and the cloud is asked before anything is made.
         query = self._query(request, fraction=0.001, region=None)
         by_type = {offer.machine_type: self._here(offer, request) for offer in query.run(offers.load())}

@@ -87,7 +87,7 @@ class Container(Provider):
         )
 
     def _accelerator(self, request: Request) -> Accelerator | None:
-        """The declared accelerator, as many as a node gets. Raises `NotSupported`, `InvalidField`."""
+        """Returns the declared accelerator, as many as a node gets. Raises `NotSupported`, `InvalidField`."""
         given = () if self.gpus == "all" else tuple(self.gpus)
         if not request.accelerators:
             if given:

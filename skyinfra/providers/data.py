@@ -33,7 +33,7 @@ _FOLDER = Path(__file__).parent
 
 
 def strings(value: object) -> object:
-    """A list of strings as a tuple; a single string, of which each letter would be one, is refused."""
+    """Returns a list of strings as a tuple; a single string, of which each letter would be one, is refused."""
     if isinstance(value, str):
         raise ValueError(f"expected a list of strings: [{value!r}]")
     return tuple(value) if isinstance(value, list) else value
@@ -106,7 +106,7 @@ class TerraformProvider:
         return "_".join(re.sub(r"[^A-Za-z0-9_-]", "-", str(value)) for _, value in self.config) or "this"
 
     def configuration(self) -> dict[str, Any]:
-        """The arguments of Terraform's provider block."""
+        """Returns the arguments of Terraform's provider block."""
         return {"alias": self.alias, **dict(self.config), **dict(self.settings)}
 
 
@@ -166,13 +166,13 @@ class Data(Declaration):
     apart: Mapping[str, str] = Field(default_factory=dict)
 
     def takes(self, name: str) -> bool:
-        """Whether its module has the input *name*, one of those that modules have in common."""
+        """Returns whether its module has the input *name*, one of those that modules have in common."""
         if name == "spot":
             return self.traits.spot != "no"
         return not {name, f"provider.{name}" if name in _ACCESS else name} & self.lacks.keys()
 
     def terraform_provider(self, **config: Any) -> TerraformProvider:
-        """The Terraform provider with *config*, of which None is left out."""
+        """Returns the Terraform provider with *config*, of which None is left out."""
         given = tuple((name, value) for name, value in config.items() if value is not None)
         table = self.terraform
         settings = tuple(table.get("settings", {}).items())
@@ -184,14 +184,14 @@ class Data(Declaration):
         return "arm64" if arm and re.match(arm, machine_type) else "x86_64"
 
     def price(self, machine_type: str, region: str) -> Price | None:
-        """The on-demand price of a machine without accelerators; None where it is not known for *region*."""
+        """Returns the on-demand price of a machine without accelerators; None where it is not known for *region*."""
         if not self.prices or not re.search(self.prices.get("regions", ""), region):
             return None
         usd = self.prices["usd_per_hour"].get(machine_type)
         return None if usd is None else Price(usd, self.prices["region"], self.prices["date"])
 
     def general(self, vcpus: int | None, memory_gb: float | None) -> str:
-        """The smallest machine type without accelerators that has as much. Raises `NotOffered`."""
+        """Returns the smallest machine type without accelerators that has as much. Raises `NotOffered`."""
         rows = self.machines["general"]
         if not rows:
             hint = "Declare an accelerator, or name a machine type with instance_types."
@@ -207,7 +207,7 @@ class Data(Declaration):
         )
 
     def image(self, machine_types: tuple[str, ...], accelerator: Accelerator | None, *, field: str) -> str:
-        """The image for these machines, with the driver of *accelerator*. field: for an image of one's own.
+        """Returns the image for these machines, with the driver of *accelerator*. field: for an image of one's own.
 
         Raises `InvalidField` where the machines are of two architectures, `NotSupported` where no image is known.
         """
@@ -235,11 +235,11 @@ class Data(Declaration):
 
 @cache
 def read(kind: str) -> Data:
-    """The data of the provider *kind*."""
+    """Returns the data of the provider *kind*."""
     return Data(kind=kind, **tomllib.loads((_FOLDER / f"{kind}.toml").read_text(encoding="utf-8")))
 
 
 @cache
 def kinds() -> tuple[str, ...]:
-    """The kinds of all providers that have a data file, in order."""
+    """Returns the kinds of all providers that have a data file, in order."""
     return tuple(sorted(path.stem for path in _FOLDER.glob("*.toml")))

@@ -57,7 +57,7 @@ class DigitalOcean(MachineCloud):
             )
 
     def inputs(self, selected: SelectedMachines, head: str | None) -> dict[str, object]:
-        """The inputs of modules/digitalocean besides those of every such cloud."""
+        """Returns the inputs of modules/digitalocean besides those of every such cloud."""
         mode = _mode(selected)
         return {
             "vpc_id": self.vpc_id,
@@ -73,6 +73,6 @@ def _mode(selected: SelectedMachines) -> str | None:
 
 
 def _fingerprint(key: str) -> str:
-    """The MD5 of a public key, by which DigitalOcean knows it."""
+    """Returns the MD5 of a public key, by which DigitalOcean knows it."""
     digest = hashlib.md5(base64.b64decode(key.split()[1]), usedforsecurity=False).hexdigest()
     return ":".join(digest[index : index + 2] for index in range(0, 32, 2))

@@ -85,7 +85,7 @@ def _group(attributes: Mapping[str, Any]) -> Machines:
 
 
 def _region(attributes: Mapping[str, Any]) -> str:
-    """The region in the name of an AWS resource: ``arn:aws:ec2:us-east-1:123456789012:instance/i-0123``."""
+    """Returns the region in the name of an AWS resource: ``arn:aws:ec2:us-east-1:123456789012:instance/i-0123``."""
     return (attributes.get("arn") or ":::").split(":")[3]
 
 

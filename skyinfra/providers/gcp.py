@@ -79,7 +79,7 @@ class GCP(CloudProvider):
         return self
 
     def terraform(self) -> tuple[TerraformProvider, ...]:
-        """The provider of the region, with the project where one is declared."""
+        """Returns the provider of the region, with the project where one is declared."""
         return (self.data.terraform_provider(region=self.region, project=self.project),)
 
     def check(self, request: Request) -> None:
@@ -126,11 +126,11 @@ class GCP(CloudProvider):
         return found
 
     def in_group(self, request: Request, selected: SelectedMachines) -> bool:
-        """Whether the nodes are a managed instance group."""
+        """Returns whether the nodes are a managed instance group."""
         return self.group or super().in_group(request, selected)
 
     def inputs(self, selected: SelectedMachines, head: str | None) -> dict[str, object]:
-        """The inputs of modules/gcp besides those of every cloud."""
+        """Returns the inputs of modules/gcp besides those of every cloud."""
         return {
             "zones": list(self.zones),
             "subnetwork": self.subnetwork,

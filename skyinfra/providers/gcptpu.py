@@ -30,7 +30,7 @@ class GCPTPU(GCP):
     runtime_version: str | None = Field(default=None, pattern=r"^[a-z0-9-]+(\.[a-z0-9-]+)*$")
 
     def terraform(self) -> tuple[TerraformProvider, ...]:
-        """The provider of the slices, and that of the head and the network."""
+        """Returns the provider of the slices, and that of the head and the network."""
         place = {"region": self.region, "project": self.project}
         return (read("gcp").terraform_provider(**place), self.data.terraform_provider(**place))
 
@@ -49,11 +49,11 @@ class GCPTPU(GCP):
         """Every slice of the offers is deployed."""
 
     def in_group(self, request: Request, selected: SelectedMachines) -> bool:
-        """The head is always a machine besides: a slice has no address that stays."""
+        """Returns the head is always a machine besides: a slice has no address that stays."""
         return True
 
     def plain_image(self, machine_types: tuple[str, ...]) -> str:
-        """The image of the head."""
+        """Returns the image of the head."""
         return read("gcp").image(machine_types, None, field="provider.image")
 
     def select(self, request: Request) -> Selection:
@@ -74,13 +74,13 @@ class GCPTPU(GCP):
         return replace(found, image=self.runtime_version or version, hosts=hosts, inputs=inputs)
 
     def inputs(self, selected: SelectedMachines, head: str | None) -> dict[str, object]:
-        """The inputs of modules/gcptpu besides those of every cloud."""
+        """Returns the inputs of modules/gcptpu besides those of every cloud."""
         names = ("subnetwork", "network_tags", "service_account", "head_volume_gb")
         own = {name: value for name, value in super().inputs(selected, head).items() if name in names}
         return {"zones": list(self.zones) or self._zones(selected.machine_types[0]), **own}
 
     def _zones(self, machine_type: str) -> list[str]:
-        """The zones of the region that are known to have it."""
+        """Returns the zones of the region that are known to have it."""
         generation = machine_type.partition("-")[0]
         known: list[str] = self.data.machines["zones"].get(generation, [])
         here = [zone for zone in known if zone.rpartition("-")[0] == self.region]

@@ -74,11 +74,11 @@ class MachineCloud(CloudProvider):
                 )
 
     def inputs(self, selected: SelectedMachines, head: str | None) -> dict[str, object]:
-        """The fields that the module takes as they are, but those that are not given."""
+        """Returns the fields that the module takes as they are, but those that are not given."""
         return {name: getattr(self, name) or None for name in self.data.terraform.get("inputs", ())}
 
     def select(self, request: Request) -> Selection:
-        """The machines for *request*, as of every cloud, and how they are reached."""
+        """Returns the machines for *request*, as of every cloud, and how they are reached."""
         found = super().select(request)
         own = {"region": self.region, "key_file": self.key_file, "wait_seconds": self.wait_seconds}
         found.inputs.update({name: value for name, value in own.items() if value is not None})

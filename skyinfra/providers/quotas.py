@@ -18,7 +18,7 @@ class Quota:
     name: str
 
     def increase(self, value: int, region: str, profile: str | None = None) -> str:
-        """The command that asks for *value*."""
+        """Returns the command that asks for *value*."""
         command = (
             f"aws service-quotas request-service-quota-increase --service-code {self.service} --quota-code {self.code} "
             f"--desired-value {value} --region {region}"

@@ -34,7 +34,7 @@ class RunPod(CloudProvider):
     wait_seconds: int = Field(default=1200, ge=1)
 
     def terraform(self) -> tuple[TerraformProvider, ...]:
-        """The provider; its key comes from the environment."""
+        """Returns the provider; its key comes from the environment."""
         return (self.data.terraform_provider(),)
 
     def check_selection(self, selected: SelectedMachines) -> None:
@@ -60,7 +60,7 @@ class RunPod(CloudProvider):
         return mine
 
     def inputs(self, selected: SelectedMachines, head: str | None) -> dict[str, object]:
-        """The inputs of modules/runpod besides those of every cloud."""
+        """Returns the inputs of modules/runpod besides those of every cloud."""
         return {
             "data_centers": list(self.data_centers),
             "registry": self.registry,

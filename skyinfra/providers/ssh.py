@@ -51,7 +51,7 @@ class Host(Declaration):
         return _label(self.address)
 
     def as_input(self) -> dict[str, object]:
-        """The module's input for it; what is None is left out."""
+        """Returns the module's input for it; what is None is left out."""
         found = {name: value for name, value in self if value is not None and name != "via"}
         return found if self.via is None else {**found, "via": self.via.as_input()}
 

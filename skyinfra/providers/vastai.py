@@ -39,7 +39,7 @@ class VastAI(CloudProvider):
     wait_seconds: int = Field(default=1200, ge=1)
 
     def terraform(self) -> tuple[TerraformProvider, ...]:
-        """The provider; its key comes from the environment."""
+        """Returns the provider; its key comes from the environment."""
         return (self.data.terraform_provider(),)
 
     def check(self, request: Request) -> None:
@@ -77,7 +77,7 @@ class VastAI(CloudProvider):
         return super()._query(request, **{**changes, "region": None})
 
     def inputs(self, selected: SelectedMachines, head: str | None) -> dict[str, object]:
-        """The inputs of modules/vastai besides those of every cloud."""
+        """Returns the inputs of modules/vastai besides those of every cloud."""
         return {
             "bid": self.bid,
             "min_reliability": self.min_reliability,

@@ -105,12 +105,12 @@ class TaskFigures:
         self._publish(running)
 
     def of(self, task: str) -> dict[str, Any] | None:
-        """The figures of the task with that key as JSON; None where it was not measured, or too long ago."""
+        """Returns the figures of the task with that key as JSON; None where it was not measured, or too long ago."""
         found = self._sums.get(task)
         return None if found is None else found.figures().to_json()
 
     def all(self) -> dict[str, Any]:
-        """The figures of all tasks that are remembered as JSON, by their keys."""
+        """Returns the figures of all tasks that are remembered as JSON, by their keys."""
         return {key: found.figures().to_json() for key, found in list(self._sums.items())}
 
     def _add(self, key: str, reading: SlotReading, now: float) -> None:

@@ -46,7 +46,7 @@ def of_slots(nvml: Nvml, slots: Sequence[InstanceInfo]) -> list[SlotReading]:
 
 
 def _of_gpu(gpu: Gpu, driver: str) -> dict[str, Any]:
-    """The fields that are the same for every slot of *gpu*. The labels are those of NVIDIA's DCGM exporter."""
+    """Returns the fields that are the same for every slot of *gpu*. The labels are those of NVIDIA's DCGM exporter."""
     power = gpu.ask("nvmlDeviceGetPowerUsage")
     labels = {
         "gpu": str(gpu.index),

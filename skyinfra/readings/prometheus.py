@@ -163,7 +163,7 @@ def _labels(reading: SlotReading, metric: _Metric | None = None) -> dict[str, ob
 
 
 def _task_labels(reading: SlotReading, metric: _Metric) -> dict[str, object]:
-    """The name of the task, not its key: each key would be a series of its own, for ever."""
+    """Returns the name of the task, not its key: each key would be a series of its own, for ever."""
     return _labels(reading) | {"task": (reading.task or "").rpartition("-")[0]}
 
 

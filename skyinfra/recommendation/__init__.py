@@ -98,7 +98,7 @@ def recommend(
     spot: bool = False,
     offers: Iterable[Offer] | None = None,
 ) -> Recommendation:
-    """The memory that a model needs, and the machines and MIG partitions that carry it, cheapest first.
+    """Returns the memory that a model needs, and the machines and MIG partitions that carry it, cheapest first.
 
     model: "llama-3-70b", in any spelling. params: of a model that is not known here, with *layers*, *hidden* and
     *kv_heads*; what is not given is that of the known model nearest in size.
@@ -172,7 +172,7 @@ def _one_of(field: str, given: Any, known: Sequence[str]) -> None:
 
 
 def _supply(found: Iterable[Offer], work: Workload, *, spot: bool, anybody: bool) -> tuple[list[Offer], dict[str, int]]:
-    """The offers to look at, and the number of others by reason."""
+    """Returns the offers to look at, and the number of others by reason."""
     open_to = sellers()
     reasons: dict[str, Callable[[Offer], bool]] = {
         "a provider that cannot be deployed to": lambda offer: not anybody and offer.provider not in open_to,

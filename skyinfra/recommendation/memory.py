@@ -86,7 +86,7 @@ WHOLE = Split()
 
 
 def need(model: Model, work: Workload, split: Split = WHOLE) -> tuple[Part, ...]:
-    """The parts of the memory that each device needs; the undivided model on one, by default."""
+    """Returns the parts of the memory that each device needs; the undivided model on one, by default."""
     parts: tuple[Part, ...]
     if work.task == "inference":
         parts = (_weights(model, work, split), _kv_cache(model, work, split), _step(model, work))
@@ -100,24 +100,24 @@ def need(model: Model, work: Workload, split: Split = WHOLE) -> tuple[Part, ...]
 
 
 def total(parts: tuple[Part, ...]) -> float:
-    """The bytes of all parts."""
+    """Returns the bytes of all parts."""
     return sum(part.bytes for part in parts)
 
 
 def usable(memory_gb: float) -> float:
-    """The bytes of a device, or partition, with that much nominal memory, that a model may have."""
+    """Returns the bytes of a device, or partition, with that much nominal memory, that a model may have."""
     return memory_gb * 1e9 - max(_FREE * memory_gb * 1e9, _CONTEXT_BYTES)
 
 
 def weights(model: Model, dtype: Dtype) -> float:
-    """The bytes of all weights."""
+    """Returns the bytes of all weights."""
     bits = BITS[dtype]
     kept = model.kept if bits < 16 else 0
     return (model.params - kept) * bits / 8 + kept * 2
 
 
 def kv_bytes(model: Model, tokens: int) -> float:
-    """The bytes of the KV cache of one sequence with that many tokens; 0 for a model without one."""
+    """Returns the bytes of the KV cache of one sequence with that many tokens; 0 for a model without one."""
     if model.kind != "llm" or not model.layers:
         return 0.0
     seen = tokens * model.layers

@@ -86,7 +86,7 @@ class Model:
 
 @cache
 def load() -> tuple[Model, ...]:
-    """All models, in the order of the file."""
+    """Returns all models, in the order of the file."""
     data = json.loads(_DATA.read_text(encoding="utf-8"))
     return tuple(_model(row, data["sources"]) for row in data["models"])
 

@@ -86,7 +86,7 @@ class Choice:
         return ", ".join(parts) or "undivided"
 
     def pools(self, *given: Provider) -> list[ComputePool]:
-        """The pool that declares it; *given* as in `Packing.pools`. Raises NotSupported, and InvalidField."""
+        """Returns the pool that declares it; *given* as in `Packing.pools`. Raises NotSupported, and InvalidField."""
         return declare.pools((self.machines,), given, spot=self.spot)
 
     def source(self) -> str:
@@ -109,7 +109,7 @@ def choices(model: Model, work: Workload, supply: Iterable[Offer], *, spot: bool
 
 
 def able(offer: Offer, work: Workload) -> bool:
-    """Whether the accelerators of *offer* compute in the type of the workload, by common software."""
+    """Returns whether the accelerators of *offer* compute in the type of the workload, by common software."""
     architecture = catalog.choose(offer.accelerator, offer.memory_gb, offer.form_factor).architecture or ""
     if offer.vendor == "amd":
         return architecture in _AMD.get(work.dtype, ())
@@ -173,7 +173,7 @@ def _divided(model: Model, work: Workload, offer: Offer) -> tuple[Split, int] | 
 
 
 def _divides(model: Model, width: int) -> bool:
-    """Whether *width* devices can share a layer: each gets as many heads, and KV heads, or copies of them."""
+    """Returns whether *width* devices can share a layer: each gets as many heads, and KV heads, or copies of them."""
     if model.heads is None or model.kv_heads is None:
         return width == 1
     heads, kv = model.heads, model.kv_heads
@@ -181,13 +181,13 @@ def _divides(model: Model, width: int) -> bool:
 
 
 def _connected(offer: Offer) -> bool:
-    """Whether several such machines make sense: with 8 devices each, and connections from node to node."""
+    """Returns whether several such machines make sense: with 8 devices each, and connections from node to node."""
     known = providers.deployable()
     return offer.count >= 8 and (offer.provider not in known or providers.read(offer.provider).traits.node_to_node)
 
 
 def _partition(model: Model, work: Workload, gpu: Gpu) -> tuple[str, float, int] | None:
-    """The smallest profile that carries an undivided copy, its memory, and how many of it a GPU has."""
+    """Returns the smallest profile that carries an undivided copy, its memory, and how many of it a GPU has."""
     if gpu.divided is None:
         return None
     wanted = total(need(model, work))

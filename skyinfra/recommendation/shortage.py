@@ -46,13 +46,13 @@ def advice(shortage: Shortage, slots: Iterable[InstanceInfo]) -> str:
 
 
 def wanted_gb(shortage: Shortage) -> int:
-    """The nominal memory of a slot that would be enough, in GB; more than the slot had, in any case."""
+    """Returns the nominal memory of a slot that would be enough, in GB; more than the slot had, in any case."""
     more = math.floor((shortage.has or 0) / 1e9) + 1
     return max(more, math.ceil((shortage.needs or 0) / 1e9))
 
 
 def _profile(shortage: Shortage, least: int) -> str | None:
-    """The smallest profile with that memory of the GPU that the slot is a partition of."""
+    """Returns the smallest profile with that memory of the GPU that the slot is a partition of."""
     if shortage.profile is None or shortage.accelerator is None:
         return None
     try:
@@ -71,7 +71,7 @@ def _profile(shortage: Shortage, least: int) -> str | None:
 
 
 def _offer(least: int) -> str | None:
-    """The cheapest machine of a provider that can be deployed to, with a GPU of that memory."""
+    """Returns the cheapest machine of a provider that can be deployed to, with a GPU of that memory."""
     found = Query(memory_gb=least, providers=sellers()).run(load())
     gpus = (offer for offer in found if offer.vendor in ("nvidia", "amd") and offer.price() is not None)
     best = next((offer for offer in gpus if providers.refuses(offer) is None), None)

@@ -67,7 +67,7 @@ class HeadConnection:
         self._task = asyncio.create_task(self._run(), name=f"follow {head}")
 
     def is_to(self, node: Node) -> bool:
-        """Whether the connection is the one that *node* needs."""
+        """Returns whether the connection is the one that *node* needs."""
         mine = self.node
         return (mine.config.scheduler, mine.secret, mine.name) == (node.config.scheduler, node.secret, node.name)
 

@@ -113,7 +113,7 @@ class Membership:
             self._head_connection.promise(slots, drain_reason=drain)
 
     async def may_drain(self, node: Node, why: str) -> bool:
-        """Whether another node of the fleet has slots in service; False where the head does not answer."""
+        """Returns whether another node of the fleet has slots in service; False where the head does not answer."""
         if node.config.head:
             return self._scheduler is not None and self._scheduler.leave(node.name, why, if_others=True)
         try:

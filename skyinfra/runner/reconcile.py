@@ -173,7 +173,7 @@ class Reconciler:
         return self._start(endpoint, planned)
 
     async def _made_by_root(self, recorded: RecordedHardware) -> tuple[Partition, ...] | None:
-        """The partitions, once root has made them; None where something else is desired before that."""
+        """Returns the partitions, once root has made them; None where something else is desired before that."""
         recorded.ask()
         asked = time.monotonic()
         deadline = asked + PATIENCE_S
@@ -223,7 +223,7 @@ class Reconciler:
 
 
 def _is_foreign(key: Wanted, node: Node) -> bool:
-    """Whether *key* belongs to another scheduler: its tasks are lost, so that nothing waits for them."""
+    """Returns whether *key* belongs to another scheduler: its tasks are lost, so that nothing waits for them."""
     moved = not node.config.head and key.scheduler != start.parse(node.config.scheduler)
     return moved or key.secret != node.secret
 

@@ -54,7 +54,7 @@ def plan(
     running: Iterable[InstanceInfo] = (),
     held: Container[int | None] = (),
 ) -> tuple[InstanceInfo, ...]:
-    """The slots of the node *config*, ordered by their index.
+    """Returns the slots of the node *config*, ordered by their index.
 
     *devices*: the accelerators that were found. *partitions*: those on them; a device with partitions gives one slot
     per partition. *running*: slots that have a worker now; one whose device stays keeps its index, so that
@@ -87,14 +87,14 @@ def count(config: NodeConfig) -> int:
 
 
 def names(node: str, total: int, kept: Iterable[int]) -> tuple[str, ...]:
-    """The names of the *total* slots of *node*, of which those with the indexes *kept* are known already."""
+    """Returns the names of the *total* slots of *node*, of which those with the indexes *kept* are known already."""
     known = set(kept)
     others = itertools.islice(_free(known), max(0, total - len(known)))
     return tuple(_name(node, index) for index in sorted({*known, *others}))
 
 
 def environment(slot: InstanceInfo, vendor: Vendor | None) -> dict[str, str]:
-    """The variables that confine the processes of *slot* to its device; empty on a CPU slot."""
+    """Returns the variables that confine the processes of *slot* to its device; empty on a CPU slot."""
     if slot.visible is None or vendor is None:
         return {}
     name, value = slot.visible
@@ -167,7 +167,7 @@ def _units(accelerator: NodeAccelerator, partitions: Sequence[Partition]) -> int
 
 
 def _memory_gb(accelerator: NodeAccelerator, partition: Partition, units: int | None) -> float | None:
-    """The memory in the name of a MIG profile; for an AMD GPU its share."""
+    """Returns the memory in the name of a MIG profile; for an AMD GPU its share."""
     if accelerator.vendor == "amd":
         share = partition.size / units if units else 1
         return None if accelerator.memory_gb is None else round(accelerator.memory_gb * share, 1)

@@ -214,7 +214,7 @@ class SlotSupervisor:
         return nanny if nanny is not None and self._keeps(nanny) and _has_worker(nanny) else None
 
     def _keeps(self, nanny: Nanny) -> bool:
-        """Whether *nanny* has had a worker and does not end it."""
+        """Returns whether *nanny* has had a worker and does not end it."""
         # A Nanny is running only after its worker has reported that the scheduler accepted it. While it is closing
         # gracefully, as `drain` makes it, it does not start a worker anew.
         draining = nanny.status == Status.closing_gracefully and self.draining_since is not None

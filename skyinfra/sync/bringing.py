@@ -66,7 +66,7 @@ class Here:
         return None if above.is_dir() else f"{above.name} is a file here"
 
     def decide(self, path: str, entry: Entry) -> How:
-        """What becomes of the file at *path* that is here, if there is one."""
+        """Says what becomes of the file at *path* that is here, if there is one."""
         file = self.folder / path
         try:
             found = file.lstat()
@@ -82,7 +82,7 @@ class Here:
         return "replaced" if found.st_mtime <= self.since else "beside"
 
     def beside(self, path: str) -> str:
-        """A name beside *path* that is free."""
+        """Returns a name beside *path* that is free."""
         names = (f"{path}{BESIDE}{'' if number == 1 else number}" for number in range(1, 10_000))
         return next(name for name in names if not os.path.lexists(self.folder / name))
 
@@ -112,7 +112,7 @@ async def _bring(head: Peer, path: str, entry: Entry, here: Here) -> Brought:
 
 
 def sentences(brought: Iterable[Brought], folder: Path) -> Iterator[str]:
-    """What was brought to *folder*, a line for each kind."""
+    """Says what was brought to *folder*, a line for each kind."""
     brought = list(brought)
     written = [each for each in brought if each.how in ("new", "replaced", "beside")]
     if written:

@@ -206,7 +206,7 @@ def _say(path: str, real: Path, what: str) -> None:
 
 
 def _is_environment(folder: Path) -> bool:
-    """Whether *folder* is an environment of Python: it looks like one, or has its name and holds no module."""
+    """Returns whether *folder* is an environment of Python: it looks like one, or has its name and holds no module."""
     if any((folder / each).exists() for each in _ENVIRONMENTS):
         return True
     return folder.name in _LIKE_ENVIRONMENTS and next(folder.glob("*.py"), None) is None

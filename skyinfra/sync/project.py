@@ -17,7 +17,7 @@ _GIT_S = 10
 
 
 def folder_of(script: Path) -> Path | None:
-    """The folder that goes with *script*, which is absolute; None for a home folder and those above it."""
+    """Returns the folder that goes with *script*, which is absolute; None for a home folder and those above it."""
     folder = script.parent
     while (folder / "__init__.py").is_file():
         folder = folder.parent
@@ -26,7 +26,7 @@ def folder_of(script: Path) -> Path | None:
 
 
 def given_folder(folder: str | Path, field: str) -> Path:
-    """The *folder* that a user gave as *field*, absolute. Raises `InvalidField` where there is none."""
+    """Returns the *folder* that a user gave as *field*, absolute. Raises `InvalidField` where there is none."""
     found = Path(os.path.normpath(Path(folder).expanduser().absolute()))
     if not found.is_dir():
         raise InvalidField("there is no such folder", field=field, given=str(folder))

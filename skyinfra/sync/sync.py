@@ -133,7 +133,7 @@ async def fetch_files(head: Peer, name: str, remote: str, path: Path) -> None:
 
 
 def remote_path(remote: str | os.PathLike[str]) -> str:
-    """A path below the folder for files of a node. Raises `InvalidField`."""
+    """Returns a path below the folder for files of a node. Raises `InvalidField`."""
     text = os.path.normpath(os.fspath(remote))
     if text.startswith(("/", "..")) or text == ".":
         raise InvalidField("a path below the folder sky.files() of the nodes", field="remote", given=os.fspath(remote))

@@ -85,7 +85,7 @@ def _assigned(space: Mapping[str, object], before: Mapping[str, object]) -> list
 
 
 def _pickled(values: dict[str, object]) -> tuple[bytes, list[pickle.PickleBuffer], dict[str, str]]:
-    """The values that can be pickled, and why the others cannot."""
+    """Returns the values that can be pickled, and why the others cannot."""
     buffers: list[pickle.PickleBuffer] = []
     try:
         file = io.BytesIO()
@@ -113,7 +113,7 @@ def _plain(values: dict[str, object]) -> dict[str, bytes]:
 
 
 def _shown(value: object) -> dict[str, str]:
-    """The picture of *value* for a notebook, made here: its class may not be there."""
+    """Returns the picture of *value* for a notebook, made here: its class may not be there."""
     if value is None:
         return {}
     made = {"text/plain": repr, "text/html": getattr(type(value), "_repr_html_", None)}

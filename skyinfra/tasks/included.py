@@ -28,7 +28,7 @@ class Included:
     places: dict[str, Path]
 
     def blobs(self) -> list[Blob]:
-        """Its files and its listing, to be sent."""
+        """Returns its files and its listing, to be sent."""
         files = self.tree.blobs().items()
         return [
             *(Blob(digest, size, partial(_content, self.sources[digest])) for digest, size in files),
@@ -36,7 +36,7 @@ class Included:
         ]
 
     def having(self, code: Code) -> Included:
-        """The same with own modules, but for those that nodes import from what was included."""
+        """Returns the same with own modules, but for those that nodes import from what was included."""
         added = {f"{MODULES}/{each.path}": each for each in code.sources if not self.imports(each.path)}
         entries = {path: Entry(digest_of(each.data), len(each.data)) for path, each in added.items()}
         main = code.main and (f"{MODULES}/{code.main[0]}", *code.main[1:])
@@ -51,7 +51,7 @@ class Included:
         return any((path if root == "." else f"{root}/{path}") in self.tree.code for root in self.tree.roots)
 
     def module_name(self, module: types.ModuleType) -> str | None:
-        """The name under which nodes can import *module*, or None where they cannot."""
+        """Returns the name under which nodes can import *module*, or None where they cannot."""
         path = self._paths.get(getattr(module, "__file__", None) or "")
         if path is None:
             return None
@@ -119,7 +119,7 @@ def with_modules(included: Included | None, names: Collection[str]) -> Included 
 
 
 def listing(tree: Tree) -> Blob:
-    """The listing of *tree*, to be sent."""
+    """Returns the listing of *tree*, to be sent."""
     data = tree.dumps()
     return Blob(digest_of(data), len(data), lambda: chunked([data]))
 

@@ -1,4 +1,4 @@
-"""What is large in the calls of tasks: it is a part of its own, which is sent once, and said where it is sent again."""
+"""Large values in the calls of tasks: each is a part of its own, which is sent once, and named where it is sent again."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def remedy(module: str, folders: Iterable[Path], include: str) -> str:
 
 
 def _place(module: str, folder: Path) -> Path | None:
-    """The file of *module* in *folder*, or the folder of its package."""
+    """Returns the file of *module* in *folder*, or the folder of its package."""
     path = folder / module.replace(".", "/")
     for suffix in _SUFFIXES:
         if Path(f"{path}{suffix}").is_file():
@@ -47,6 +47,6 @@ def _shown(path: Path) -> str:
 
 
 def _requirement(module: str) -> str | None:
-    """The distribution that has *module* here, with its public version, as pip takes it."""
+    """Returns the distribution that has *module* here, with its public version, as pip takes it."""
     names = metadata.packages_distributions().get(module.partition(".")[0])
     return f"{names[0]}=={metadata.version(names[0]).partition('+')[0]}" if names else None

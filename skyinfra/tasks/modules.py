@@ -90,7 +90,7 @@ _files: dict[tuple[str, str, int, int], Source] = {}
 
 
 def is_own(name: object) -> bool:
-    """Whether *name* names an imported module of the user's own."""
+    """Returns whether *name* names an imported module of the user's own."""
     return isinstance(name, str) and name in sys.modules and _known(name).source is not None
 
 
@@ -130,7 +130,7 @@ def closure(names: Iterable[str]) -> list[Source]:
 
 
 def are_current(sources: Iterable[Source]) -> bool:
-    """Whether *sources* are those of the modules that are loaded: none of them was loaded again since."""
+    """Returns whether *sources* are those of the modules that are loaded: none of them was loaded again since."""
     loaded = ((each, _loaded[each.name]) for each in sources if each.name in _loaded)
     return all(known.source is each and _is_current(each.name) for each, known in loaded)
 
@@ -180,13 +180,13 @@ def _read(name: str, file: Path) -> Source | None:
 
 
 def _may_hold_own(top: str) -> bool:
-    """Whether the imported package *top* has own modules: it is one, or it lies in several folders."""
+    """Returns whether the imported package *top* has own modules: it is one, or it lies in several folders."""
     module = sys.modules[top]
     return _known(top).source is not None or (hasattr(module, "__path__") and getattr(module, "__file__", None) is None)
 
 
 def _within(package: str, folder: Path) -> list[str]:
-    """The names of the modules in *folder*, that of *package*; none where there are too many."""
+    """Returns the names of the modules in *folder*, that of *package*; none where there are too many."""
     found: list[str] = []
     size = 0
     for file in _python_files(folder):
@@ -211,7 +211,7 @@ def _python_files(folder: Path) -> Iterator[Path]:
 
 
 def is_own_file(file: Path) -> bool:
-    """Whether *file* is there, and belongs to neither Python nor an installed package."""
+    """Returns whether *file* is there, and belongs to neither Python nor an installed package."""
     return file.is_file() and _is_own_place(file)
 
 
@@ -223,7 +223,7 @@ def _is_own_place(path: Path) -> bool:
 
 @functools.cache
 def library_folders() -> tuple[Path, ...]:
-    """The folders of the standard library and of installed packages."""
+    """Returns the folders of the standard library and of installed packages."""
     paths = sysconfig.get_paths()
     folders = {paths[kind] for kind in ("stdlib", "platstdlib", "purelib", "platlib")}
     return tuple(Path(folder) for folder in folders | {*site.getsitepackages(), site.getusersitepackages()})

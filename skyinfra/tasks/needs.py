@@ -1,4 +1,4 @@
-"""What a call needs on a node, besides its bytes: own modules, values of the script's variables, and secrets."""
+"""The needs of a call on a node, besides its bytes: own modules, values of the script's variables, and secrets."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Needs:
         return script.current()
 
     def files(self) -> Included | None:
-        """What is included, with these modules."""
+        """Returns the included files with these modules."""
         from skyinfra.tasks.included import with_modules
 
         return with_modules(self.included, self.modules)
@@ -85,7 +85,7 @@ class InObject(ABC):
 
 @dataclass(frozen=True)
 class _Reach:
-    """What a function or class of an own module uses, by the names of global variables, and what that uses.
+    """Finds what a function or class of an own module uses, by the names of global variables, and what that uses.
 
     of_script: the code of functions of the script.
     """

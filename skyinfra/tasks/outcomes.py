@@ -29,7 +29,7 @@ class _Reader(pickle.Unpickler):
 
 
 def read_outcome(data: bytes) -> Outcome:
-    """The outcome in a `calls.Ending`; no code of others runs here before `result` or `exception`. Raises
+    """Returns the outcome in a `calls.Ending`; no code of others runs here before `result` or `exception`. Raises
     `UnsafeAnswer`."""
     try:
         # That of an earlier version is the outcome alone.
@@ -42,7 +42,7 @@ def read_outcome(data: bytes) -> Outcome:
 
 
 def result(outcome: Outcome, name: str) -> Any:
-    """The result of the task *name*; raises what it raised, with the traceback of the node."""
+    """Returns the result of the task *name*; raises what it raised, with the traceback of the node."""
     __tracebackhide__ = True  # in notebooks
     raised = exception(outcome, name)
     if raised is not None:
@@ -56,7 +56,7 @@ def result(outcome: Outcome, name: str) -> Any:
 
 
 def exception(outcome: Outcome, name: str) -> BaseException | None:
-    """The exception that ended the task *name*, with the traceback of the node, or None.
+    """Returns the exception that ended the task *name*, with the traceback of the node, or None.
 
     It is an `Exception`: what would act on the program here, as Ctrl-C, sys.exit(), the end of an iterator or a
     cancelled coroutine do, is the cause of a `TaskFailed`.
@@ -110,7 +110,7 @@ def _error(failure: Failure, name: str) -> BaseException:
 
 
 def _load_error(failure: Failure, members: Sequence[BaseException]) -> BaseException | None:
-    """The exception itself, or None where it cannot be made here, its module being missing for example."""
+    """Returns the exception itself, or None where it cannot be made here, its module being missing for example."""
     if failure.error is None:
         return None
     with contextlib.suppress(Exception):

@@ -120,7 +120,7 @@ def dump_call(task: Task[Any], included: Included | None = None) -> tuple[bytes,
 
 
 def dump(task: Task[Any], needs: Needs) -> bytes:
-    """The function of *task* with its arguments, pickled in one piece. Raises `TaskNotPicklable`."""
+    """Returns the function of *task* with its arguments, pickled in one piece. Raises `TaskNotPicklable`."""
     return _pack_call(task, needs, whole=True).joined()
 
 
@@ -199,7 +199,7 @@ class _Pickler(Pickler):
         return included is not None and included.module_name(sys.modules[module]) is not None
 
     def _dynamic_function_reduce(self, func: Any) -> Any:
-        """A function without a name that finds it. On a node it has the variables of its module, as here."""
+        """Returns a function without a name that finds it. On a node it has the variables of its module, as here."""
         function, arguments, state, *rest = super()._dynamic_function_reduce(func)
         space = func.__globals__
         module = str(space.get("__name__"))
@@ -227,7 +227,7 @@ def _needs_space(values: Mapping[str, object]) -> bool:
 
 
 def _defined_in(plain: Any, module: str) -> bool:
-    """Whether *plain*, or what a decorator made of it, has its own name in *module*."""
+    """Returns whether *plain*, or what a decorator made of it, has its own name in *module*."""
     name = getattr(plain, "__qualname__", "")
     if module not in sys.modules or not name or "<locals>" in name:
         return False

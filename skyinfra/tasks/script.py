@@ -94,7 +94,7 @@ class Script:
         return bool(_READS_ARGUMENTS & (names | {node.id for node in nodes if isinstance(node, ast.Name)}))
 
     def has(self, value: object) -> bool:
-        """Whether importing the script makes *value*, a function or class, under the name that it has."""
+        """Returns whether importing the script makes *value*, a function or class, under the name that it has."""
         name = getattr(value, "__qualname__", "")
         if name.partition(".")[0] not in self.top:
             return False
@@ -133,7 +133,7 @@ def _read(main: types.ModuleType) -> Script | None:
 
 
 def _runs_in_block(script: Script, main: types.ModuleType) -> bool:
-    """Whether the statement of the script that runs now, if one does, stands in a block."""
+    """Returns whether the statement of the script that runs now, if one does, stands in a block."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None:
         if frame.f_globals is main.__dict__ and frame.f_code.co_name == "<module>":
@@ -195,7 +195,7 @@ def _is_small(value: object) -> bool:
 
 
 def _is_block(statement: ast.If) -> bool:
-    """Whether *statement* is ``if __name__ == "__main__":``, perhaps with another condition."""
+    """Returns whether *statement* is ``if __name__ == "__main__":``, perhaps with another condition."""
     test = statement.test
     tests = test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test]
     for each in tests:

@@ -34,7 +34,7 @@ class Secrets:
         self._at_head: set[str] = set()
 
     def of(self, owner: str) -> Secrets:
-        """The same secrets for another owner."""
+        """Returns the same secrets for another owner."""
         return Secrets(owner, self._given, self._declared)
 
     def uses(self, wanted: Sequence[str | Secret]) -> tuple[SecretUse, ...]:
@@ -51,7 +51,7 @@ class Secrets:
         return self._refs.setdefault(found, f"{self._owner}.{len(self._refs)}")
 
     def at_head(self, uses: Iterable[SecretUse]) -> bool:
-        """Whether the head was given all of *uses*."""
+        """Returns whether the head was given all of *uses*."""
         return all(use.ref in self._at_head for use in uses)
 
     async def give(self, head: Peer, uses: Iterable[SecretUse], *, again: bool = False) -> None:
@@ -63,7 +63,7 @@ class Secrets:
             self._at_head |= wanted
 
     def values(self, uses: Iterable[SecretUse]) -> dict[str, str]:
-        """The values of *uses*, by the names of the secrets."""
+        """Returns the values of *uses*, by the names of the secrets."""
         refs = {use.ref for use in uses}
         return {name: value for (name, value), ref in self._refs.items() if ref in refs}
 
@@ -72,7 +72,7 @@ class Secrets:
 
 
 def look_up(secret: Secret) -> str:
-    """The value of *secret* here. Raises `SecretNotFound`, and `InvalidField` for what no secret can be."""
+    """Returns the value of *secret* here. Raises `SecretNotFound`, and `InvalidField` for what no secret can be."""
     value = secrets.read(secret.file) if secret.file is not None else os.environ.get(secret.name)
     if value is None:
         value = _in_keyring(secret.name)

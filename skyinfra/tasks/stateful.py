@@ -47,7 +47,7 @@ class Stateful(Decorated, Generic[C]):
         return Handle(self, args, kwargs, self.settings)
 
     def local(self, *args: object, **kwargs: object) -> C:
-        """An object in this process, after what its class does when it is entered."""
+        """Returns an object in this process, after what its class does when it is entered."""
         made = self.kind(*args, **kwargs)
         stateful.run_enter(made)
         return made
@@ -102,7 +102,7 @@ class Handle(Generic[C]):
         return Compute(_Method(self, name), self._settings)
 
     def on(self, slot: str | InstanceInfo) -> Handle[C]:
-        """The object of one *slot* alone: ``counter = Counter().on("n1/0")``, or one of `Pool.slots`.
+        """Returns the object of one *slot* alone: ``counter = Counter().on("n1/0")``, or one of `Pool.slots`.
 
         Its methods run there, one call at a time, whoever calls: who names the same slot has the same object. Where
         the slot is lost, calls raise `SlotLost`; where its process ended, the object is made anew.

@@ -41,12 +41,12 @@ _local: contextvars.ContextVar[bool] = contextvars.ContextVar("skyinfra_local", 
 
 
 def is_local() -> bool:
-    """Whether a function runs through `Compute.local`."""
+    """Returns whether a function runs through `Compute.local`."""
     return _local.get()
 
 
 def on_node() -> bool:
-    """Whether this process runs tasks, or was started by one."""
+    """Returns whether this process runs tasks, or was started by one."""
     return VARIABLE in os.environ
 
 
@@ -98,7 +98,7 @@ class Options:
                 raise InvalidField(words, field=name, given=value)
 
     def of(self, part: Part) -> dict[str, Any]:
-        """The options of *part* by name: all who place, send or run a task take them from here."""
+        """Returns the options of *part* by name: all who place, send or run a task take them from here."""
         return {each.name: getattr(self, each.name) for each in fields(self) if each.metadata["part"] == part}
 
 
@@ -216,7 +216,7 @@ class Compute(Decorated, Generic[P, T]):
         return Task(self.function, args, kwargs, self.settings)
 
     def options(self, **given: Unpack[Given]) -> Compute[P, T]:
-        """The same function with other `Options`: ``pool.map(train.options(retries=2), seeds)``. Raises
+        """Returns the same function with other `Options`: ``pool.map(train.options(retries=2), seeds)``. Raises
         `InvalidField`."""
         return Compute(self.function, options(given, self.settings, of="Compute.options"))
 

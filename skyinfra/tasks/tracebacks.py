@@ -48,7 +48,7 @@ def _here(frame: Frame) -> Frame:
 
 
 def _made(frame: Frame, after: types.TracebackType | None) -> types.TracebackType | None:
-    """A traceback of one frame, which stands before those of *after*.
+    """Returns a traceback of one frame, which stands before those of *after*.
 
     Its code begins where the function does: IPython counts the lines of what is no file, such as a cell, from there.
     """

@@ -65,7 +65,7 @@ class S3(Declaration):
         return value
 
     def settings(self) -> dict[str, object]:
-        """The arguments of Terraform's backend."""
+        """Returns the arguments of Terraform's backend."""
         plain = self.model_dump(exclude={"endpoint", "insecure", "role_arn"}, exclude_none=True)
         role = {"assume_role": {"role_arn": self.role_arn}} if self.role_arn else {}
         if self.endpoint is None:

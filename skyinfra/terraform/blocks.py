@@ -113,7 +113,7 @@ def opened(folder: Path) -> Opened | None:
 
 
 def _held(lock: Path) -> bool:
-    """Whether a program holds *lock*."""
+    """Returns whether a program holds *lock*."""
     with suppress(OSError), lock.open("rb") as file:
         return not _locked(file, fcntl.LOCK_SH)
     return False

@@ -107,7 +107,7 @@ def _read(address: str, text: str) -> Refusal | None:
 
 
 def _sentences(text: str, found: re.Match[str] | None) -> str:
-    """The line that *found* is in, from the beginning of its sentence."""
+    """Returns the line that *found* is in, from the beginning of its sentence."""
     if found is None:
         return ""
     ends = (
@@ -134,7 +134,7 @@ def _action(text: str) -> str:
 
 
 def explain(command: str, diagnostics: Sequence[Diagnostic]) -> CloudRefused | None:
-    """The error for a terraform *command* that ended with *diagnostics*; None where nothing in them is known.
+    """Returns the error for a terraform *command* that ended with *diagnostics*; None where nothing in them is known.
 
     Its class is that of the first cause. The message names every refusal once for each pool; what is not known is said
     in Terraform's own words.

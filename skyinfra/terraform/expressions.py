@@ -43,17 +43,17 @@ def folded(inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def unfolded(inputs: dict[str, Any]) -> dict[str, Any]:
-    """The inverse of `folded`."""
+    """Returns the inverse of `folded`."""
     return {key: _unfold(value) if isinstance(value, str) else value for key, value in inputs.items()}
 
 
 def from_file(path: str) -> str:
-    """The text of the file at *path*, counted from the stack's folder."""
+    """Returns the text of the file at *path*, counted from the stack's folder."""
     return f'${{file("${{path.root}}/{path}")}}'
 
 
 def file_of(value: object) -> str | None:
-    """The inverse of `from_file`; None for every other value."""
+    """Returns the inverse of `from_file`; None for every other value."""
     found = _FILE.fullmatch(value) if isinstance(value, str) else None
     return found[1] if found else None
 

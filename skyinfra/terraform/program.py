@@ -68,7 +68,7 @@ Listener = Callable[[Event], None]
 
 
 def find_program() -> tuple[str, ...]:
-    """The command of Terraform: $TERRAFORM_BINARY_NAME, terraform or tofu on PATH, else the embedded one.
+    """Returns the command of Terraform: $TERRAFORM_BINARY_NAME, terraform or tofu on PATH, else the embedded one.
 
     Raises `TerraformNotFound`.
     """
@@ -108,7 +108,7 @@ class _Run:
     unsaved: str | None = None
 
     def failure(self, command: str, terraform: Sequence[str]) -> TerraformFailed:
-        """The error for this run: a known refusal by a cloud, a locked state, or else Terraform's own message.
+        """Returns the error for this run: a known refusal by a cloud, a locked state, or else Terraform's own message.
 
         terraform: the words of a command line that runs Terraform in the same folder.
         """
@@ -199,7 +199,7 @@ class Terraform(python_terraform.Terraform):  # type: ignore[misc]
         self._run("apply", str(plan.file), listener=listener, input=False, json=IsFlagged)
 
     def outputs(self) -> dict[str, Any]:
-        """The values of the outputs, secrets included; empty where nothing is applied."""
+        """Returns the values of the outputs, secrets included; empty where nothing is applied."""
         try:
             text = self._run("output", json=IsFlagged).printed
         except TerraformFailed as error:
@@ -210,7 +210,7 @@ class Terraform(python_terraform.Terraform):  # type: ignore[misc]
         return {name: output["value"] for name, output in json.loads(text or "{}").items()}
 
     def state(self) -> str:
-        """The state as JSON, secrets included; empty where there is none."""
+        """Returns the state as JSON, secrets included; empty where there is none."""
         return self._run("state pull").printed
 
     def _run(

@@ -179,7 +179,7 @@ class Project:
         return json.dumps(settings.get("context", {}))
 
     def stacks(self) -> tuple[SynthesizedStack, ...]:
-        """The stacks as they were synthesized last; empty where nothing was. Raises `ProjectError`."""
+        """Returns the stacks as they were synthesized last; empty where nothing was. Raises `ProjectError`."""
         if not self.output.exists() or (self.output.is_dir() and not self._manifest.exists()):
             return ()
         manifest = read_document(self._manifest)
@@ -191,7 +191,7 @@ class Project:
         )
 
     def earlier(self, declared: Collection[str]) -> tuple[SynthesizedStack, ...]:
-        """The stacks that were synthesized before and are not *declared* now, as far as they can be read."""
+        """Returns the stacks that were synthesized before and are not *declared* now, as far as they can be read."""
         found = []
         for file in sorted((self.output / "stacks").glob("*/cdk.tf.json")):
             if file.parent.name not in declared:

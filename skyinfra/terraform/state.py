@@ -157,7 +157,7 @@ def refuse_shared(folder: Path) -> None:
 
 
 def _of_one(group: int) -> bool:
-    """Whether a *group* is that of one account: it has its name, and no further member."""
+    """Returns whether a *group* is that of one account: it has its name, and no further member."""
     try:
         found = grp.getgrgid(group)
         return found.gr_name == pwd.getpwuid(os.geteuid()).pw_name and not set(found.gr_mem) - {found.gr_name}

@@ -75,7 +75,7 @@ _WORKSPACE = re.compile(r'workspace already locked\s+\(lock ID:\s+"([^"\s]+)"\)'
 
 
 def locked(errors: Sequence[tuple[str, str]], terraform: Sequence[str]) -> StateLocked | None:
-    """The error for a state that another run holds; None where it is something else."""
+    """Returns the error for a state that another run holds; None where it is something else."""
     text = next((text for _, text in errors if text.startswith("Error acquiring the state lock")), "")
     lock = {name: value for name, value in _LOCK.findall(text) if value}
     if "ID" not in lock:

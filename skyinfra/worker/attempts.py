@@ -152,7 +152,7 @@ def _note_of(directory: str, pid: int) -> mmap.mmap | None:
 
 
 def begun(key: str, directory: Path) -> bool:
-    """Whether the task *key* was started on the node in *directory* and has not ended."""
+    """Returns whether the task *key* was started on the node in *directory* and has not ended."""
     return _attempt_file(key, directory).exists()
 
 

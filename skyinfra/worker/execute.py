@@ -195,7 +195,7 @@ def _perform(
 
 
 def _failed(task: Header, error: BaseException, masker: Masker | None = None) -> Outcome:
-    """The outcome of a task that raised *error*, which shows none of the secrets of *masker*.
+    """Returns the outcome of a task that raised *error*, which shows none of the secrets of *masker*.
 
     A large exception is a blob of the head, as large results are; where the head does not take it, it travels as text.
     """
@@ -299,7 +299,7 @@ def _late(task: Header) -> TaskTimeout:
 
 
 def load(task: Header, call: bytes) -> tuple[Callable[..., object], tuple[object, ...], dict[str, object]]:
-    """The function of the pickled *call* with its arguments. Raises what unpickling raises."""
+    """Returns the function of the pickled *call* with its arguments. Raises what unpickling raises."""
     loaded = program.loading(lambda: inputs.load(task.parts) if task.parts else pickle.loads(call))  # noqa: S301
     return cast(tuple[Callable[..., object], tuple[object, ...], dict[str, object]], loaded)
 
@@ -310,7 +310,7 @@ def dump_result(task: Header, result: object) -> bytes:
 
 
 def _pack_item(task: Header, masker: Masker | None, item: object) -> tuple[bytes, int]:
-    """The pickled outcome that stands for *item*, and how many bytes that has in all."""
+    """Returns the pickled outcome that stands for *item*, and how many bytes that has in all."""
     outcome = _keep_result(task, item, 0.0, masker, most=SMALL_OUTCOME, what="an item")
     size = sum(part.size for part in outcome.parts) + len(outcome.result or b"")
     return pickle.dumps(outcome), size
@@ -325,7 +325,7 @@ def _keep_result(
     most: int = payload.INLINE,
     what: str = "the result",
 ) -> Outcome:
-    """The outcome of a task with *result*, which the head keeps where it has more bytes than *most*."""
+    """Returns the outcome of a task with *result*, which the head keeps where it has more bytes than *most*."""
     packed = _pack_result(task, result, what)
     small = task.whole or packed.size <= most
     if masker and (task.whole or not small) and masker.holds([*packed.pieces, *packed.buffers]):

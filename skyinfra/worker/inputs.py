@@ -92,7 +92,7 @@ def send(parcels: Sequence[Blob]) -> None:
 
 
 def call_head(call: Callable[[Peer], Coroutine[Any, Any, T]]) -> T:
-    """The answer of the head to *call*. Raises its error, and `BlobsMissing` where it is away."""
+    """Returns the answer of the head to *call*. Raises its error, and `BlobsMissing` where it is away."""
     return _patiently(call, ())
 
 

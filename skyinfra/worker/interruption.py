@@ -35,7 +35,7 @@ def interruption() -> Interruption | None:
 
 
 def interrupted() -> bool:
-    """Whether the node of this task is being taken out of service: save what is needed to go on elsewhere.
+    """Returns whether the node of this task is being taken out of service: save what is needed to go on elsewhere.
 
     True from a spot notice or a `drain` on. The task may go on; what has not ended in time is ended with its process
     and starts again on another node. False outside of a task, so that the same function runs anywhere. It costs some

@@ -97,7 +97,7 @@ def _own_log() -> Log | None:
 
 
 def _left() -> Log | None:
-    """The log of this thread, where its task is over; None for all other threads."""
+    """Returns the log of this thread, where its task is over; None for all other threads."""
     log = _own_log()
     return log if log is not _present else None
 
@@ -210,7 +210,7 @@ def keep_logging() -> None:
 
 
 def file_of(key: str, folder: Path | str) -> str:
-    """The file with the output of the task *key*, in the *folder* of the node; it may not exist."""
+    """Returns the file with the output of the task *key*, in the *folder* of the node; it may not exist."""
     return f"{folder}/{FOLDER}/{key}.log"
 
 
@@ -258,7 +258,7 @@ def redirected(handle: int) -> Iterator[None]:
 
 
 def written(file: str) -> bool:
-    """Whether *file*, that of `captured`, has output since it was made or cut."""
+    """Returns whether *file*, that of `captured`, has output since it was made or cut."""
     flush()
     with contextlib.suppress(OSError):
         return os.stat(file).st_size > 0  # noqa: PTH116 - see above

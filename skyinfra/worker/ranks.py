@@ -70,7 +70,7 @@ class _Head:
         return asyncio.run_coroutine_threadsafe(coroutine, self.worker.loop.asyncio_loop)
 
     def wait(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Its result; the thread can be stopped meanwhile."""
+        """Returns its result; the thread can be stopped meanwhile."""
         return interruptible(self.start(coroutine))
 
     def join(self, port: int) -> GangState:
@@ -248,7 +248,7 @@ def _port(place: Rank) -> Iterator[int]:
 
 
 def _defaults(place: Rank, address: str) -> dict[str, str]:
-    """The variables that the framework needs, unless the image sets them."""
+    """Returns the variables that the framework needs, unless the image sets them."""
     if place.framework is None:
         return {}
     # gloo asks for the address of the node's own name, which a node may not be able to resolve.
@@ -265,7 +265,7 @@ def _with_own_modules(variables: dict[str, str]) -> dict[str, str]:
 
 
 def _interface(address: str) -> str | None:
-    """The network interface that has the IPv4 *address*; None where none has."""
+    """Returns the network interface that has the IPv4 *address*; None where none has."""
     import fcntl  # a client may run where there is none
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:

@@ -103,7 +103,7 @@ class Place:
             report(jobs.WRITTEN, found)
 
     def _left(self) -> Written:
-        """What the program wrote, none of which is kept."""
+        """Returns the files that the program wrote, none of which is kept."""
         with contextlib.suppress(OSError):
             return self.copy.written(())[0]
         return Written()

@@ -74,7 +74,7 @@ def without(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def of_process() -> Masker:
-    """A masker of the secrets that this process was given."""
+    """Returns a masker of the secrets that this process was given."""
     names = os.environ.get(VARIABLE, "").split(",")
     return Masker(os.environ[name] for name in names if name in os.environ)
 
@@ -108,7 +108,7 @@ class Masker:
         return masked
 
     def _part(self, value: Any) -> Any:
-        """A failure, or a part of one."""
+        """Returns a failure, or a part of one."""
         if isinstance(value, bytes):
             return self.data(value)
         if isinstance(value, str):
@@ -162,7 +162,7 @@ class Stream:
         return b"".join([*ready, text[start:held]])
 
     def _begun(self, text: bytes, start: int) -> int:
-        """The position in *text*, from *start* on, of the first end of it that a secret begins with."""
+        """Returns the position in *text*, from *start* on, of the first end of it that a secret begins with."""
         for at in range(max(start, len(text) - len(self._forms[0]) + 1), len(text)):
             end = text[at:]
             if any(len(form) > len(end) and form.startswith(end) for form in self._forms):
@@ -249,7 +249,7 @@ def discard(key: str) -> None:
 
 
 def _left_of(key: str) -> list[Path]:
-    """The files of processes of the task *key* that have died."""
+    """Returns the files of processes of the task *key* that have died."""
     found = (file for file in _IN_MEMORY.glob(f"{_LEFT}{glob.escape(key)}.*") if file.suffix[1:].isdigit())
     return [file for file in found if not Path(f"/proc/{file.suffix[1:]}").exists()]
 

@@ -66,7 +66,7 @@ def in_lines(lines: Iterable[Sequence[str]]) -> str | None:
 
 
 def of_line(text: str) -> str | None:
-    """The `Shortage` behind a line of `in_lines`, as JSON; None outside of a task."""
+    """Returns the `Shortage` behind a line of `in_lines`, as JSON; None outside of a task."""
     with contextlib.suppress(SkyinfraError, ValueError):
         return json.dumps(_shortage(text, instance_info()).to_json())
     return None
@@ -83,7 +83,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _out_of_memory(error: BaseException) -> str | None:
-    """The text of an exception that says that the memory of a device ran out; None for any other."""
+    """Returns the text of an exception that says that the memory of a device ran out; None for any other."""
     text = pickles.said(error)
     if text is None:
         return None

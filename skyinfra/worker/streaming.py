@@ -136,7 +136,7 @@ _begins: dict[str, int] = {}
 
 
 def _fleet() -> str:
-    """The fleet of this slot, for commands."""
+    """Returns the fleet of this slot, for commands."""
     with contextlib.suppress(SkyinfraError):
         return instance.instance_info().fleet
     return "STACK/POOL"

@@ -75,7 +75,7 @@ def variables(env: Mapping[str, str]) -> Iterator[None]:
 
 @cache
 def _path(node: str) -> str:
-    """The folder of the tasks of this slot."""
+    """Returns the folder of the tasks of this slot."""
     return f"{node}/{FOLDER}/{instance_info().worker}"
 
 

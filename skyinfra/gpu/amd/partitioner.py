@@ -83,7 +83,7 @@ class AmdGpus:
             self._compute, self._memory = accelerator.layouts[0][0].profile, accelerator.memory_mode or WHOLE[1]
 
     def devices(self) -> tuple[Device, ...]:
-        """The physical GPUs. Raises `AcceleratorMissing` where they are not the declared ones."""
+        """Returns the physical GPUs. Raises `AcceleratorMissing` where they are not the declared ones."""
         gpus = self._driver.gpus()
         found = ", ".join(f"{gpu.name or 'AMD GPU'} at {gpu.address}" for gpu in gpus) or "none"
         inventory.check_count(self._accelerator, len(gpus), found, hint="`amd-smi list` names what the driver sees.")
@@ -112,7 +112,7 @@ class AmdGpus:
         return self._partitions(gpus)
 
     def actual(self) -> tuple[Partition, ...]:
-        """The partitions of GPUs that have the desired modes. Raises `PartitionFailed` where they differ."""
+        """Returns the partitions of GPUs that have the desired modes. Raises `PartitionFailed` where they differ."""
         gpus = self._driver.gpus()
         check_no_steps(self._steps(gpus))
         return self._partitions(gpus)
@@ -183,14 +183,14 @@ class AmdGpus:
         return now
 
     def _patiently(self, change: Callable[[], Answer]) -> Answer:
-        """The answer to *change*, which is called again for as long as a process holds the GPU."""
+        """Returns the answer to *change*, which is called again for as long as a process holds the GPU."""
         deadline = time.monotonic() + self._patience_s
         while (answer := change()).failed and answer.busy and time.monotonic() < deadline:
             time.sleep(_RETRY_S)
         return answer
 
     def _partitions(self, gpus: Sequence[AmdGpu]) -> tuple[Partition, ...]:
-        """The actual partitions, by GPU and start. ROCm counts devices in the order of their topology nodes."""
+        """Returns the actual partitions, by GPU and start. ROCm counts devices in the order of their topology nodes."""
         if not self._accelerator.layouts:
             return ()
         devices = [device for gpu in gpus for device in gpu.devices]
@@ -228,7 +228,7 @@ class AmdGpus:
 
 
 def of(config: NodeConfig, directory: NodeDirectory, *, root: Path = Path("/")) -> AmdGpus | None:
-    """The AMD GPUs of the node *config* where they are, or are to be, divided; else None."""
+    """Returns the AMD GPUs of the node *config* where they are, or are to be, divided; else None."""
     accelerator = config.accelerator
     if accelerator is None or accelerator.vendor != "amd" or config.scheduler_only:
         return None

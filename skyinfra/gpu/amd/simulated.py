@@ -92,7 +92,7 @@ class SimulatedAmd(AmdSmi):
         return []
 
     def _load(self) -> tuple[int, list[_Gpu]]:
-        """The XCDs of a GPU, and the state of each GPU."""
+        """Returns the XCDs of a GPU, and the state of each GPU."""
         states: list[_Gpu] = []
         xcds = max((p.start + p.size for layout in self._accelerator.layouts for p in layout), default=1)
         if self.exists:

@@ -78,7 +78,7 @@ class AmdSmi:
     """The driver of a node's AMD GPUs, through the programs amd-smi and modprobe."""
 
     def gpus(self) -> list[AmdGpu]:
-        """The physical GPUs by address. Raises `AcceleratorMissing` where the driver does not answer."""
+        """Returns the physical GPUs by address. Raises `AcceleratorMissing` where the driver does not answer."""
         listed = self._read("list")
         static = {row.get("gpu"): row for row in self._read("static", "--asic", "--partition")}
         found: dict[str, list[tuple[AmdDevice, dict[str, Any]]]] = {}
@@ -133,7 +133,7 @@ class AmdSmi:
         return _answer([self._path(), "set", "--gpu", str(gpu.devices[0].number), option, mode], given="Y\n")
 
     def _read(self, *arguments: str) -> list[dict[str, Any]]:
-        """The rows of a document of amd-smi, one for each device."""
+        """Returns the rows of a document of amd-smi, one for each device."""
         command = [self._path(), *arguments, "--json"]
         rows = None
         try:
@@ -177,7 +177,7 @@ def _gpu(index: int, address: str, members: Sequence[tuple[AmdDevice, dict[str, 
 
 
 def _rows(text: str) -> list[dict[str, Any]] | None:
-    """The first JSON document in *text* that begins a line, as rows; None where there is none."""
+    """Returns the first JSON document in *text* that begins a line, as rows; None where there is none."""
     decoder = json.JSONDecoder()
     for start in re.finditer(r"^[\[{]", text, re.M):
         try:
@@ -217,6 +217,6 @@ def _answer(command: list[str], given: str = "") -> Answer:
 
 
 def _end_of(text: str) -> str:
-    """The end of what a program printed, in one line."""
+    """Returns the end of what a program printed, in one line."""
     line = " ".join(text.split())
     return line if len(line) <= _SHOWN else f"...{line[-_SHOWN:]}"

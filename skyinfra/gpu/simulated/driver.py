@@ -372,7 +372,7 @@ class SimulatedDriver:
         return _Found(handle, gpu, instance, compute)
 
     def _mig_gpu(self, device: Any, gpus: list[GpuState] | None = None, *, on: bool = False) -> _Found:
-        """The GPU *device*, which has MIG; *on*: its MIG is on."""
+        """Returns the GPU *device*, which has MIG; *on*: its MIG is on."""
         found = self._find(device, HandleKind.GPU, gpus=gpus)
         refuse(pynvml.NVML_ERROR_NOT_SUPPORTED, self._mig is None or (on and not found.gpu.current))
         return found

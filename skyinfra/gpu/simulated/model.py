@@ -62,13 +62,13 @@ class Handle(NamedTuple):
     compute: int = 0
 
     def pointer(self) -> Any:
-        """The handle as the caller gets it."""
+        """Returns the handle as the caller gets it."""
         number = int.from_bytes(_HANDLE.pack(*self), "big")
         return ctypes.cast(ctypes.c_void_p(number), _TYPES.get(self.kind, pynvml.c_nvmlDevice_t))
 
     @classmethod
     def read(cls, pointer: Any) -> Handle:
-        """The content of the caller's handle. Raises ``NVMLError_InvalidArgument`` where it is no handle."""
+        """Returns the content of the caller's handle. Raises ``NVMLError_InvalidArgument`` where it is no handle."""
         number = ctypes.cast(pointer, ctypes.c_void_p).value or 0
         kind, *fields = _HANDLE.unpack(number.to_bytes(8, "big"))
         refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT, kind not in list(HandleKind))
@@ -82,7 +82,7 @@ def refuse(error: int, condition: object) -> None:
 
 
 def first(values: Iterable[T], error: int) -> T:
-    """The first of *values*; raises the NVML *error* where there is none."""
+    """Returns the first of *values*; raises the NVML *error* where there is none."""
     for value in values:
         return value
     raise pynvml.NVMLError(error)
@@ -150,7 +150,7 @@ class GpuState:
     processes: list[ProcessState] = field(default_factory=list)
 
     def holds(self, instance: int, compute: int | None = None) -> bool:
-        """Whether a process is on that instance (on *compute* of it, if given), or on the whole GPU."""
+        """Returns whether a process is on that instance (on *compute* of it, if given), or on the whole GPU."""
         on = [process for process in self.processes if process.instance in (None, instance)]
         return any(process.instance is None or compute in (None, process.compute) for process in on)
 
@@ -173,7 +173,7 @@ class StateFile:
         self._count = count
 
     def read(self) -> list[GpuState]:
-        """The state of each GPU now."""
+        """Returns the state of each GPU now."""
         gpus: list[GpuState] = []
         if self._path.exists():
             document = json.loads(self._path.read_text(encoding="utf-8"))
@@ -219,24 +219,24 @@ class SimulatedModel:
         self.units = geometry.placement_units or 1
 
     def by_number(self, number: int) -> mig.Profile:
-        """The profile of NVML's enumeration; refused where this GPU does not have it."""
+        """Returns the profile of NVML's enumeration; refused where this GPU does not have it."""
         return first((p for p in self.geometry.profiles if p.nvml_enum == number), pynvml.NVML_ERROR_NOT_SUPPORTED)
 
     def by_id(self, profile_id: int) -> mig.Profile:
-        """The profile that *profile_id* creates; refused where this GPU does not have it."""
+        """Returns the profile that *profile_id* creates; refused where this GPU does not have it."""
         found = (p for p in self.geometry.profiles if p.profile_id == profile_id)
         return first(found, pynvml.NVML_ERROR_INVALID_ARGUMENT)
 
     def of(self, instance: InstanceState) -> mig.Profile:
-        """The profile of an instance that exists."""
+        """Returns the profile of an instance that exists."""
         return next(p for p in self.geometry.profiles if p.name == instance.profile)
 
     def has_room(self, gpu: GpuState, profile: mig.Profile, start: int) -> bool:
-        """Whether one more instance of *profile* can stand at *start*."""
+        """Returns whether one more instance of *profile* can stand at *start*."""
         return Grid(self.geometry, [(self.of(each), each.start) for each in gpu.instances]).allows(profile, start)
 
     def instance_id(self, start: int, size: int) -> int:
-        """The number that the current driver gives: 0 for the whole GPU, 1 and 2 for its halves, and so on."""
+        """Returns the number that the current driver gives: 0 for the whole GPU, 1 and 2 for its halves, and so on."""
         return self.units // size - 1 + start // size
 
     def compute_starts(self, instance: InstanceState, slices: int) -> list[int]:
@@ -244,7 +244,7 @@ class SimulatedModel:
         return list(self.of(instance).compute_starts(slices))
 
     def compute_free(self, instance: InstanceState, slices: int) -> list[int]:
-        """The starts among `compute_starts` where it is free."""
+        """Returns the starts among `compute_starts` where it is free."""
         taken = {at for each in instance.compute for at in range(each.start, each.start + each.slices)}
         starts = self.compute_starts(instance, slices)
         return [start for start in starts if taken.isdisjoint(range(start, start + slices))]
