@@ -66,7 +66,7 @@ ALLOWED: dict[str, set[str]] = {
     # the client
     "notebook": {"accelerators", "mig", "protocol"},
     "sync": {"blobs", "program", "protocol", "tasks"},
-    "reach": {"protocol"},
+    "port_forward": {"protocol"},
     "page": {"protocol"},
     "client": {
         "blobs",
@@ -76,7 +76,7 @@ ALLOWED: dict[str, set[str]] = {
         "notebook",
         "page",
         "protocol",
-        "reach",
+        "port_forward",
         "recommendation",
         "sync",
         "tasks",

@@ -19,7 +19,7 @@ _MARK = re.compile(r"  # (noqa|type: ignore).*")
 _INDENT = 4
 _FOLDER = Path(skyinfra.__file__).with_name("first_boot")
 # For those whom a node tells of its failure: they have the package.
-_STAYS = "asking.py"
+_STAYS = "report_client.py"
 # By module: the delivery of the runner that it is for.
 _FOR = {"gce.py": "metadata", "slices.py": "metadata"}
 

@@ -1,4 +1,4 @@
-"""Large values in the calls of tasks: each is a part of its own, which is sent once, and named where it is sent again."""
+"""Large values in the calls of tasks: each is a part of its own, which is sent once, and noted where it is again."""
 
 from __future__ import annotations
 
