@@ -14,13 +14,13 @@ from pathlib import Path
 from benchmarks.measure import Result
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "tests" / part) for part in ("", "helpers", "integration/boot")]
+sys.path[:0] = [str(ROOT / "tests" / part) for part in ("", "helpers")]
 
-from bed_fleet import Bed, filled  # noqa: E402
-from bed_image import Unavailable  # noqa: E402
-from bed_machine import Machine  # noqa: E402
+from booted_nodes.fleet import Bed, filled  # noqa: E402
+from booted_nodes.image import Unavailable  # noqa: E402
+from booted_nodes.machine import Machine  # noqa: E402
 from fake_nvml.build import build  # noqa: E402
-from fleet import until  # noqa: E402
+from terraform_projects.commands import until  # noqa: E402
 
 import skyinfra as sky  # noqa: E402
 

@@ -25,9 +25,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(part) for part in (ROOT, ROOT / "tests", ROOT / "tests" / "helpers") if str(part) not in sys.path]
 
-import debian_torch  # noqa: E402
 from distributed import Client  # noqa: E402
-from running_node import SECRET, RunningNode  # noqa: E402
+from local_fleets.running_node import SECRET, RunningNode  # noqa: E402
+from support import debian_torch  # noqa: E402
 
 from benchmarks import ray_engine, tasks  # noqa: E402
 from benchmarks.measure import Result, show  # noqa: E402

@@ -25,7 +25,7 @@ from benchmarks.measure import Result, python
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "helpers"))
 
-from running_node import RunningNode, until  # noqa: E402
+from local_fleets.running_node import RunningNode, until  # noqa: E402
 
 from skyinfra.client import Pool  # noqa: E402
 from skyinfra.protocol.nodeconfig import NodeAccelerator, NodeConfig  # noqa: E402

@@ -14,7 +14,15 @@ from fake_nvml.fake_machine import FakeMachine
 from hypothesis import settings
 from support import ROOT, missing
 
-pytest_plugins = ["client_fixtures", "node_fixtures", "notebooks"]
+pytest_plugins = [
+    "local_fleets.client_fixtures",
+    "local_fleets.node_fixtures",
+    "front_ends.notebooks",
+    "devices.nvml_contract",
+]
+
+# Assertions of these say what they compared, as those of tests do.
+pytest.register_assert_rewrite("checks", "terraform_projects")
 
 # Timing decides no test.
 settings.register_profile("skyinfra", deadline=None)

@@ -14,13 +14,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import page_blocks
 import pytest
 import typer
 import yaml
-from fleet import environment, skyinfra
-from page_blocks import Block, blocks
+from front_ends import page_blocks
+from front_ends.page_blocks import Block, blocks
 from support import ROOT, python_path
+from terraform_projects.commands import environment, skyinfra
 
 from skyinfra import accelerators
 from skyinfra.cli.app import app
@@ -242,7 +242,7 @@ def test_the_hcl_is_formatted(tmp_path: Path) -> None:
 def run(page: str, prelude: str, folder: Path, **more: str) -> str:
     helpers = ROOT / "tests" / "helpers"
     done = subprocess.run(
-        [sys.executable, helpers / "page_blocks.py", ROOT / page],
+        [sys.executable, helpers / "front_ends" / "page_blocks.py", ROOT / page],
         cwd=folder,
         env=environment(PYTHONPATH=python_path(helpers), **more),
         input=prelude,

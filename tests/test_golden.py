@@ -11,7 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import ROOT, carried, read, synth
+from support import ROOT
+from terraform_projects.cdk import carried, read, synth
 
 import skyinfra as sky
 from skyinfra.bootstrap import clusters, runner_wheel, user_data

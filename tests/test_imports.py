@@ -1,9 +1,11 @@
-"""The house: which room may import which, no circles, no room too large; see tools/house.py."""
+"""The house: which room may import which, no circles, no room too large; see tools/house.py. And that of the tests."""
 
 from __future__ import annotations
 
 import ast
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -253,3 +255,57 @@ def test_the_files_that_the_architecture_names_exist() -> None:
     named = re.findall(r"`([\w/]+(?:/|\.py))`", text)
     missing = [name for name in named if not (PACKAGE / name).exists() and not (PACKAGE.parent / name).exists()]
     assert named and not missing
+
+
+# The tests: what several of them share stands in the packages of tests/helpers, and in the worlds beside it.
+TESTS = PACKAGE.parent / "tests"
+HELPERS = TESTS / "helpers"
+SHARED = ("helpers", "fake_nvml", "mock_provider", "moto_ext")
+# A statement of a module, or of a program in a text.
+_IMPORTS_A_TEST = re.compile(r"^\s*(?:from|import)\s+(?:\w+\.)*test_\w+", re.MULTILINE)
+IN_TESTS = [path for path in TESTS.rglob("*.py") if "node_modules" not in path.parts]
+
+
+def test_no_module_imports_a_test() -> None:
+    assert all(map(_IMPORTS_A_TEST.search, ("import test_other as here", "x\n  from tests.a.test_b import c")))
+    found = {str(path): each[0] for path in IN_TESTS for each in _IMPORTS_A_TEST.finditer(path.read_text())}
+    found.pop(__file__, None)
+    assert not found, "what tests share stands in a package of tests/helpers"
+
+
+def test_what_tests_share_stands_in_packages() -> None:
+    beside = [path for path in IN_TESTS if path.relative_to(TESTS).parts[0] not in SHARED]
+    assert not [str(path) for path in beside if not re.fullmatch(r"test_\w+|conftest", path.stem)]
+    assert not list(HELPERS.glob("*.py")), "a helper stands in a package that says what it holds"
+    packages = [path for path in HELPERS.iterdir() if any(path.glob("*.py"))]
+    assert packages and all(ast.get_docstring(ast.parse((path / "__init__.py").read_text())) for path in packages)
+
+
+def test_the_page_of_test_worlds_names_every_package() -> None:
+    text = (PACKAGE.parent / "docs" / "testing.md").read_text(encoding="utf-8")
+    packages = {path.parent.name for path in HELPERS.glob("*/__init__.py")}
+    assert not {name for name in {*packages, *SHARED} if not re.search(rf"`(?:tests/)?{name}[`.]", text)}
+
+
+# Prints which files are opened while the module that it is given is imported, those of Python itself left out.
+_OPENED = """
+import importlib, sys
+import skyinfra
+def note(event, arguments):
+    if event == "open" and isinstance(arguments[0], str) and not arguments[0].endswith((".py", ".pyc", ".so")):
+        print(arguments[0])
+sys.addaudithook(note)
+importlib.import_module(sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("path", sorted((HELPERS / "tasks_on_nodes").glob("*.py")), ids=lambda path: path.stem)
+def test_what_nodes_import_of_the_tests_is_light(path: Path) -> None:
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [each.name for each in node.names]
+            assert {name.partition(".")[0] for name in names} <= sys.stdlib_module_names | {"skyinfra"}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(PACKAGE.parent), str(HELPERS)])}
+    module = "tasks_on_nodes" if path.stem == "__init__" else f"tasks_on_nodes.{path.stem}"
+    command = [sys.executable, "-B", "-c", _OPENED, module]
+    assert subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout == ""

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import ROOT, app_environment
+from support import ROOT
+from terraform_projects.cdk import app_environment
 
 STEPS = re.compile(r"`(python (?:-m [\w.]+|tools/\w+\.py)[^`]*)`")
 

@@ -8,7 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from support import ROOT, app_environment, python_path
+from support import ROOT, python_path
+from terraform_projects.cdk import app_environment
 
 STACK = """
 import skyinfra as sky

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support import carried, read, synth
+from terraform_projects.cdk import carried, read, synth
 
 import skyinfra as sky
 from skyinfra.bootstrap import user_data

@@ -8,7 +8,8 @@ import sys
 import zipfile
 from pathlib import Path
 
-from support import ROOT, app_environment
+from support import ROOT
+from terraform_projects.cdk import app_environment
 
 
 def test_the_wheel_carries_modules_and_templates(tmp_path: Path) -> None:

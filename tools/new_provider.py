@@ -223,7 +223,7 @@ output "fleet_train" {{
 | `fleet` | the manifest, sensitive: what a client needs to reach the fleet |
 """
 _KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ8VhYh0z0o0m7m4b3qvJqk0d1k2m3n4p5q6r7s8t9u0"
-_CASE = """# A pool and a module of modules/{kind} in tests: see tests/helpers/module_cases.py.
+_CASE = """# A pool and a module of modules/{kind} in tests: see tests/helpers/cloud_modules/cases.py.
 
 mock = ["{kind}", "tls"]
 pool = {{}}

@@ -50,7 +50,7 @@ PAGES: dict[str, tuple[str, ...]] = {
         "upgrading",
         "troubleshooting",
     ),
-    "Understand": ("architecture", "nodes", "security", "what-works", "versus", "gpu-run"),
+    "Understand": ("architecture", "testing", "nodes", "security", "what-works", "versus", "gpu-run"),
 }
 # Documents beside docs/, and their pages.
 PROJECT = {"CONTRIBUTING": "contributing.md", "CHANGELOG": "changelog.md", "SECURITY": "reporting.md"}

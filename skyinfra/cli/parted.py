@@ -139,9 +139,9 @@ def import_parted(file: Path, *, label: str, accelerator: str | None, as_json: b
         raise InvalidLayout("the layout comes from the file", field="--accelerator", given=accelerator)
     gpus = named.count or 1
     try:
-        found, warnings = mig.layouts_from_parted(entries, named.geometry, gpus)
+        with at(f"mig-configs.{label}", LayoutError):
+            found, warnings = mig.layouts_from_parted(entries, named.geometry, gpus)
     except LayoutError as error:
-        error.at(f"mig-configs.{label}")
         raise _located(error, file, tree) from None
     written = {gpu: _written(layout, named.geometry) for gpu, layout in found.items()}
     _show(_string(named.name, gpus, written), written, warnings, as_json=as_json)

@@ -69,7 +69,7 @@ def _opened(
         yield from _as_declared(node, directory, names, wanted)
     yield from _others(nvml)
     yield from _driver(nvml, packages.cuda(path))
-    yield from incompatible_packages.checks(path, partitions=any((gpu.mig_mode() or (False,))[0] for gpu in gpus))
+    yield from incompatible_packages.checks(path, partitions=any(gpu.is_partitioned for gpu in gpus))
     yield from _fabric(gpus, root)
     yield from _device_files(root)
     for gpu in gpus:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import pynvml
 
 from skyinfra import mig
-from skyinfra.errors import LayoutError, MigNotSupported
+from skyinfra.errors import LayoutError, MigNotSupported, at
 from skyinfra.gpu.nvml import Gpu, GpuInstance, Nvml, ProfileInfo, noting
 from skyinfra.gpu.transition import asking
 from skyinfra.mig.geometry import DeviceGeometry
@@ -26,12 +26,7 @@ UNREADABLE = "NVML does not say what is there"
 def existing(nvml: Nvml) -> tuple[Partition, ...]:
     """The partitions that exist on every GPU; those that cannot be used have no UUID. Raises `PartitionFailed`."""
     with asking(UNREADABLE):
-        return tuple(
-            partition
-            for gpu in nvml.gpus()
-            for each in instances_of(gpu)
-            for partition in each.partitions(gpu.index, each.profile.name)
-        )
+        return tuple(part for gpu in nvml.gpus() for each in instances_of(gpu) for part in each.partitions(gpu.index))
 
 
 def check_driver(nvml: Nvml, accelerator: NodeAccelerator) -> None:
@@ -47,30 +42,21 @@ def check_driver(nvml: Nvml, accelerator: NodeAccelerator) -> None:
     for index, layout in enumerate(accelerator.layouts):
         # The device is asked about profiles that are not known.
         known = [profile.name for profile in geometry.profiles]
-        try:
+        with at(f"accelerator.layouts[{index}]", LayoutError):
             mig.check_driver([p for p in layout if mig.same_profile(p.profile, known, device=True)], geometry, driver)
-        except LayoutError as error:
-            error.at(f"accelerator.layouts[{index}]")
-            raise
 
 
 def actual_of(gpu: Gpu) -> mig.Actual:
     """Returns the partitions of *gpu*."""
     with noting(gpu.index):
-        if not is_partitioned(gpu):
+        if not gpu.is_partitioned:
             return mig.Actual(None)
         instances = gpu.instances()
-    return mig.Actual.of(part for each in instances for part in each.partitions(gpu.index, each.profile.name))
-
-
-def is_partitioned(gpu: Gpu) -> bool:
-    mode = gpu.mig_mode()
-    return mode is not None and mode[0]
+    return mig.Actual.of(part for each in instances for part in each.partitions(gpu.index))
 
 
 def instances_of(gpu: Gpu) -> list[GpuInstance]:
-    mode = gpu.mig_mode()
-    return gpu.instances() if mode is not None and mode[0] else []
+    return gpu.instances() if gpu.is_partitioned else []
 
 
 def geometry_of(gpu: Gpu) -> mig.Geometry:

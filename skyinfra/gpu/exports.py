@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TypeAlias
 
 from skyinfra import mig
-from skyinfra.errors import InvalidField, InvalidLayout, LayoutError, PartitionFailed
+from skyinfra.errors import InvalidField, InvalidLayout, LayoutError, PartitionFailed, at
 from skyinfra.gpu import machine
-from skyinfra.gpu.actual import UNREADABLE, actual_of, geometry_of, is_partitioned
+from skyinfra.gpu.actual import UNREADABLE, actual_of, geometry_of
 from skyinfra.gpu.nvml import Gpu, MigDevice, Nvml, noting
 from skyinfra.gpu.transition import asking
 from skyinfra.mig.layout import OFF
@@ -113,11 +113,8 @@ def _compared(nvml: Nvml, wanted: mig.Selected, warnings: list[str]) -> tuple[di
         for members in _by_model(gpus):
             with noting(members[0].index):
                 geometry = geometry_of(members[0])
-            try:
+            with at(f"{wanted.file}: mig-configs.{wanted.label}", LayoutError):
                 layouts, lost = mig.layouts_from_parted(entries, geometry, len(gpus), board=members[0].pci_ids)
-            except LayoutError as error:
-                error.at(f"{wanted.file}: mig-configs.{wanted.label}")
-                raise
             here = {gpu.index for gpu in members}
             warnings += [str(each) for each in lost if each.gpu is None or each.gpu in here]
             given |= {index: (layouts[index], geometry) for index in sorted(here & layouts.keys())}
@@ -140,11 +137,8 @@ def read_config(wanted: mig.Selected) -> tuple[mig.PartedEntry, ...]:
         raise InvalidField(f"cannot be read: {error.strerror}", field=wanted.file) from None
     except ValueError:  # also where it is empty
         raise InvalidField("holds no mapping in YAML", field=wanted.file) from None
-    try:
+    with at(wanted.file, InvalidLayout):
         return mig.choose_config(mig.read_parted(document), wanted.label)
-    except InvalidLayout as error:
-        error.at(wanted.file)
-        raise
 
 
 def _declared(texts: Mapping[int, str | None], warnings: list[str]) -> tuple[str, tuple[str, ...]]:
@@ -169,7 +163,7 @@ def gres(nvml: Nvml, *, root: Path = Path("/")) -> tuple[str, tuple[str, ...]]:
     with asking(UNREADABLE):
         for gpu in nvml.gpus():
             with noting(gpu.index):
-                if not is_partitioned(gpu):
+                if not gpu.is_partitioned:
                     files = (f"/dev/nvidia{gpu.minor}",)
                     devices.append(mig.GresDevice(mig.gres_type(gpu.name), files, gpu.uuid))
                     continue
@@ -186,7 +180,7 @@ def device_plugin(nvml: Nvml) -> tuple[str, tuple[str, ...]]:
     with asking(UNREADABLE):
         for gpu in nvml.gpus():
             with noting(gpu.index):
-                gpus.append([each.profile for each in gpu.mig_devices()] if is_partitioned(gpu) else None)
+                gpus.append([each.profile for each in gpu.mig_devices()] if gpu.is_partitioned else None)
     return mig.device_plugin(gpus), ()
 
 

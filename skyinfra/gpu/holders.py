@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -151,10 +152,7 @@ class Holders:
         return "\n".join([*lines, *(f"{name} was not stopped: {reason.rstrip('.')}." for name, reason in left.items())])
 
     def _holders(self, gpu: Gpu, instance: InstanceId | None, *, device: bool) -> list[Holder]:
-        # The number in the names of its files, which is not always its index.
-        number = gpu.ask("nvmlDeviceGetMinorNumber")
-        minor = gpu.index if number is None else int(number)
-        return self._machine.holders(minor, gpu.bus_id, instance, device=device)
+        return self._machine.holders(gpu.minor, gpu.bus_id, instance, device=device)
 
     def _computing(self) -> dict[int | str, Collection[int]] | None:
         """Returns the GPUs on which each process and each service computes; None where NVML does not say it."""
@@ -233,36 +231,24 @@ def work_of(gpus: Iterable[Gpu]) -> dict[int, set[int]]:
     return found
 
 
+@dataclass
 class Activation:
     """The activation of one run. *pending*: the GPUs whose mode is, read anew; *desired*: those of the run.
 
     reboot_file: remembers a reboot; None where the machine is not to be rebooted. force: whatever it ends.
     """
 
-    def __init__(
-        self,
-        nvml: Nvml,
-        machine: SystemMachine,
-        holders: Holders,
-        *,
-        pending: Callable[[], list[GpuTransition]],
-        desired: Collection[int],
-        reboot_file: Path | None,
-        force: bool,
-        done: Done,
-        emit: Callable[[dict[str, Any]], None],
-    ) -> None:
-        self._nvml = nvml
-        self._machine = machine
-        self._holders = holders
-        self._pending = pending
-        self._desired = desired
-        self._reboot_file = reboot_file
-        self._force = force
-        self._done = done
-        self._emit = emit
-        # Whether the last reset was one of all GPUs.
-        self._all_reset = False
+    nvml: Nvml
+    machine: SystemMachine
+    holders: Holders
+    pending: Callable[[], list[GpuTransition]]
+    desired: Collection[int]
+    reboot_file: Path | None
+    force: bool
+    done: Done
+    emit: Callable[[dict[str, Any]], None]
+    # Whether the last reset was one of all GPUs.
+    _all_reset: bool = field(default=False, init=False)
 
     def run(self, reasons: Mapping[int, int]) -> Mapping[int, NodeError]:
         """Activates what is pending; *reasons* has NVML's codes by GPU. Returns why GPUs are left pending.
@@ -270,27 +256,27 @@ class Activation:
         Raises `PartitionFailed` where a GPU is gone after a reset, and `NodeRebooting`.
         """
         refused = self._retry()
-        if self._held(reasons, refused) and self._holders.unload_display():
+        if self._held(reasons, refused) and self.holders.unload_display():
             refused = self._retry()
-        if self._held(reasons, refused) and self._holders.stop_fabric_manager():
+        if self._held(reasons, refused) and self.holders.stop_fabric_manager():
             refused = self._retry(everything=True)
             if not self._all_reset:
                 message = (
                     f"{FABRIC_MANAGER} was restarted without a reset of all GPUs: NVLink SHARP may fail until reboot"
                 )
-                self._emit({"phase": "fabric", "message": message})
-        pending = self._pending()
-        if not pending or self._reboot_file is None:
+                self.emit({"phase": "fabric", "message": message})
+        pending = self.pending()
+        if not pending or self.reboot_file is None:
             return {gpu.index: self._stays_pending(gpu, reasons, refused) for gpu in pending}
-        hurt = "" if self._force else self._holders.hurt()
+        hurt = "" if self.force else self.holders.hurt()
         if hurt:
             return {gpu.index: _needs_reboot(gpu, hurt) for gpu in pending}
-        return self._reboot([gpu.index for gpu in pending], "on" if pending[0].on else "off", self._reboot_file)
+        return self._reboot([gpu.index for gpu in pending], "on" if pending[0].on else "off", self.reboot_file)
 
     def _reboot(self, gpus: Sequence[int], mode: str, file: Path) -> Mapping[int, NodeError]:
-        self._emit({"phase": "reboot", "gpus": gpus})
+        self.emit({"phase": "reboot", "gpus": gpus})
         try:
-            rebooting = RebootGuard(file).reboot(self._machine, gpus, f"turn MIG {mode}")
+            rebooting = RebootGuard(file).reboot(self.machine, gpus, f"turn MIG {mode}")
         except (PartitionFailed, NodeFailed) as error:
             return dict.fromkeys(gpus, error)
         raise rebooting
@@ -298,14 +284,14 @@ class Activation:
     def _held(self, reasons: Mapping[int, int], refused: str) -> bool:
         """Whether something holds a GPU whose mode is pending; a virtual machine refuses a reset for other reasons."""
         in_use = "in use" in refused.lower()
-        return any(in_use or reasons.get(gpu.index) == pynvml.NVML_ERROR_IN_USE for gpu in self._pending())
+        return any(in_use or reasons.get(gpu.index) == pynvml.NVML_ERROR_IN_USE for gpu in self.pending())
 
     def _retry(self, *, everything: bool = False) -> str:
         """Sets the modes again, then resets. Returns why the reset was refused, or "". everything: reset all GPUs."""
-        for gpu in self._pending():
-            gpu.set_mode(self._done)
-        pending = self._pending()
-        gpus = listed(self._nvml)
+        for gpu in self.pending():
+            gpu.set_mode(self.done)
+        pending = self.pending()
+        gpus = listed(self.nvml)
         # GPUs that are linked by NVLink switches reset only together.
         attempts = [[gpu.gpu for gpu in pending], gpus if self._all_idle(gpus) else []]
         refused = ""
@@ -316,18 +302,17 @@ class Activation:
             self._all_reset = not refused and len(group) == len(gpus)
             if not refused:
                 break
-        waiting = {gpu.index for gpu in self._pending()}
+        waiting = {gpu.index for gpu in self.pending()}
         for gpu in pending:
             if gpu.index not in waiting:
-                self._done(Step(gpu.index, "mode", on=gpu.on))
+                self.done(Step(gpu.index, "mode", on=gpu.on))
         return refused
 
     def _all_idle(self, gpus: Sequence[Gpu]) -> bool:
         """Returns whether a reset of all GPUs ends no process, and no instance that this run does not create again."""
         try:
             for gpu in gpus:
-                mode = gpu.mig_mode()
-                foreign = gpu.index not in self._desired and mode is not None and mode[0] and gpu.instances()
+                foreign = gpu.index not in self.desired and gpu.is_partitioned and gpu.instances()
                 if foreign or gpu.processes():
                     return False
         except pynvml.NVMLError:
@@ -337,21 +322,21 @@ class Activation:
     def _reset(self, gpus: Sequence[Gpu]) -> str:
         """Resets *gpus*; returns why that was refused, or "". Raises `PartitionFailed` where a GPU is gone after it."""
         addresses = {gpu.index: gpu.bus_id for gpu in gpus}
-        before = listed(self._nvml)
+        before = listed(self.nvml)
         # This session would hold the GPUs.
-        self._nvml.close()
+        self.nvml.close()
         try:
-            refused = self._machine.reset(addresses)
+            refused = self.machine.reset(addresses)
         finally:
             try:
-                self._nvml.open()
+                self.nvml.open()
             except pynvml.NVMLError as error:
                 raise PartitionFailed(
                     f"NVML does not answer after a reset: {error_name(error.value)}",
                     field="accelerator",
                     hint="The kernel log (NVRM lines) says what the driver sees; reboot the node.",
                 ) from error
-        there = {gpu.index: gpu.uuid for gpu in listed(self._nvml)}
+        there = {gpu.index: gpu.uuid for gpu in listed(self.nvml)}
         for gpu in before:
             if there.get(gpu.index) != gpu.uuid:  # the indices of the others may have changed
                 raise PartitionFailed(
@@ -360,11 +345,11 @@ class Activation:
                     hint="The kernel log (NVRM lines) says what the driver sees; reboot or replace the node.",
                 )
         result = {"refused": refused} if refused else {}
-        self._emit({"phase": "reset", "gpus": list(addresses), **result})
+        self.emit({"phase": "reset", "gpus": list(addresses), **result})
         return refused
 
     def _stays_pending(self, gpu: GpuTransition, reasons: Mapping[int, int], refused: str) -> PartitionFailed:
-        held = self._holders.hint(gpu.gpu)
+        held = self.holders.hint(gpu.gpu)
         return stays_pending(gpu, reasons, [held] if held else [], refused)
 
 

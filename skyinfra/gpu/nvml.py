@@ -128,9 +128,9 @@ class GpuInstance:
         places = [] if self.uuid is not None else [Compute(each.start, each.compute_slices) for each in self.compute]
         return tuple(sorted(places, key=lambda each: each.start))
 
-    def partitions(self, gpu: int, name: str) -> list[Partition]:
-        """Returns the partitions that it is, with the profile *name*; one without UUID where nothing can use it."""
-        where = (self.start, self.size)
+    def partitions(self, gpu: int, name: str = "") -> list[Partition]:
+        """The partitions that it is, with the profile *name*, if not its own; one without UUID is of use to nobody."""
+        where, name = (self.start, self.size), name or self.profile.name
         if self.uuid is not None or not self.compute:
             return [Partition(gpu, name, *where, self.uuid or "")]
         uuids = {each.start: each.uuid for each in self.compute}
@@ -201,10 +201,10 @@ class Nvml:
 
 
 class Gpu:
-    """One GPU. See `Nvml` for what its methods raise."""
+    """One GPU. See `Nvml` for what its methods raise. api: the module with the functions of NVML."""
 
     def __init__(self, api: Any, index: int) -> None:
-        self._api = api
+        self.api = api
         self._handle = api.nvmlDeviceGetHandleByIndex(index)
         self.index = index
         # Asked once: the answer changes with the MIG mode only.
@@ -212,11 +212,6 @@ class Gpu:
         self._in_profile: dict[int, list[tuple[int, int]]] = {}
         self.uuid = str(api.nvmlDeviceGetUUID(self._handle))
         self.name = str(api.nvmlDeviceGetName(self._handle))
-
-    @property
-    def api(self) -> Any:
-        """The module with the functions of NVML."""
-        return self._api
 
     @property
     def long_bus_id(self) -> str:
@@ -255,15 +250,20 @@ class Gpu:
         modes = self.ask("nvmlDeviceGetMigMode", absent=[pynvml.NVML_ERROR_NOT_SUPPORTED])
         return None if modes is None else (bool(modes[0]), bool(modes[1]))
 
+    @property
+    def is_partitioned(self) -> bool:
+        """Whether MIG is on now."""
+        return (self.mig_mode() or (False,))[0]
+
     def set_mig_mode(self, on: bool) -> int:
         """Asks for MIG on or off. Returns an NVML code: 0 where it is active now, else why it is pending."""
         self._profiles = None
         self._in_profile = {}
         mode = pynvml.NVML_DEVICE_MIG_ENABLE if on else pynvml.NVML_DEVICE_MIG_DISABLE
         address = self.bus_id
-        status = int(self._api.nvmlDeviceSetMigMode(self._handle, mode))
+        status = int(self.api.nvmlDeviceSetMigMode(self._handle, mode))
         if status == pynvml.NVML_SUCCESS:
-            self._handle = self._api.nvmlDeviceGetHandleByPciBusId(address)
+            self._handle = self.api.nvmlDeviceGetHandleByPciBusId(address)
         return status
 
     def profiles(self) -> list[ProfileInfo]:
@@ -275,17 +275,17 @@ class Gpu:
 
     def places(self, profile: ProfileInfo) -> list[tuple[int, int]]:
         """The places (start, size) of an instance of *profile* on this device. Some drivers need MIG on for it."""
-        function = self._api.nvmlDeviceGetGpuInstancePossiblePlacements
+        function = self.api.nvmlDeviceGetGpuInstancePossiblePlacements
         found = self._filled(pynvml.c_nvmlGpuInstancePlacement_t, function, self._handle, profile.profile_id)
         return [(int(place.start), int(place.size)) for place in found]
 
     def instances(self) -> list[GpuInstance]:
         """Returns the GPU instances that exist, by start. MIG must be on, and the driver tells them to root only."""
         found = []
-        function = self._api.nvmlDeviceGetGpuInstances
+        function = self.api.nvmlDeviceGetGpuInstances
         for profile in self.profiles():
             for handle in self._filled(pynvml.c_nvmlGpuInstance_t, function, self._handle, profile.profile_id):
-                info = self._api.nvmlGpuInstanceGetInfo(handle)
+                info = self.api.nvmlGpuInstanceGetInfo(handle)
                 start, size = int(info.placement.start), int(info.placement.size)
                 compute = tuple(self._compute_instances(handle, profile))
                 found.append(GpuInstance(handle, int(info.id), profile, start, size, compute))
@@ -297,13 +297,13 @@ class Gpu:
         for index in range(self.ask("nvmlDeviceGetMaxMigDeviceCount") or 0):
             handle = self.ask("nvmlDeviceGetMigDeviceHandleByIndex", index, absent=[pynvml.NVML_ERROR_NOT_FOUND])
             if handle is not None:
-                found.append(MigDevice(self._api, handle))
+                found.append(MigDevice(self.api, handle))
         return found
 
     def create(self, profile: ProfileInfo, *, start: int, size: int) -> Any:
         """Creates a GPU instance at this place, without compute instances; returns its handle."""
         placement = pynvml.c_nvmlGpuInstancePlacement_t(start=start, size=size)
-        return self._api.nvmlDeviceCreateGpuInstanceWithPlacement(
+        return self.api.nvmlDeviceCreateGpuInstanceWithPlacement(
             self._handle, profile.profile_id, ctypes.byref(placement)
         )
 
@@ -311,7 +311,7 @@ class Gpu:
         """Creates the one compute instance that fills the GPU instance *handle* of *profile*."""
         for number, slices in self._compute_profiles(handle, profile):
             if slices == profile.compute_slices:
-                created = self._api.nvmlGpuInstanceCreateComputeInstance(handle, number)
+                created = self.api.nvmlGpuInstanceCreateComputeInstance(handle, number)
                 return self._compute_instance(created, slices)
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
 
@@ -320,13 +320,13 @@ class Gpu:
         for number, slices in self._compute_profiles(handle, profile):
             if slices == size:
                 placement = pynvml.c_nvmlComputeInstancePlacement_t(start=start, size=size)
-                function = self._api.nvmlGpuInstanceCreateComputeInstanceWithPlacement
+                function = self.api.nvmlGpuInstanceCreateComputeInstanceWithPlacement
                 return self._compute_instance(function(handle, number, ctypes.byref(placement)), slices)
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
 
     def destroy_compute(self, compute: ComputeInstance) -> None:
         """Destroys one compute instance."""
-        self._api.nvmlComputeInstanceDestroy(compute.handle)
+        self.api.nvmlComputeInstanceDestroy(compute.handle)
 
     def empty(self, instance: GpuInstance) -> None:
         """Destroys the compute instances of *instance*."""
@@ -335,7 +335,7 @@ class Gpu:
 
     def destroy(self, instance: GpuInstance) -> None:
         """Destroys *instance*, which must be empty."""
-        self._api.nvmlGpuInstanceDestroy(instance.handle)
+        self.api.nvmlGpuInstanceDestroy(instance.handle)
 
     def processes(self) -> tuple[int, ...]:
         """The ids of the processes on this GPU, on whatever partition; sorted. While MIG is on, for root only."""
@@ -351,7 +351,7 @@ class Gpu:
 
     def ask(self, function: str, *arguments: Any, absent: Collection[int] = _UNSUPPORTED) -> Any:
         """Returns the answer of NVML's *function* for this GPU; None as for `asked`."""
-        return asked(self._api, function, self._handle, *arguments, absent=absent)
+        return asked(self.api, function, self._handle, *arguments, absent=absent)
 
     def temperature(self) -> int | None:
         """In degrees Celsius; None where the driver does not say it."""
@@ -373,7 +373,7 @@ class Gpu:
 
     @cached_property
     def _pci(self) -> Any:
-        return self._api.nvmlDeviceGetPciInfo(self._handle)
+        return self.api.nvmlDeviceGetPciInfo(self._handle)
 
     def _processes(self, device: Any) -> tuple[int, ...]:
         found = [*self._running("Compute", device), *self._running("Graphics", device)]
@@ -384,11 +384,11 @@ class Gpu:
         # A GPU without graphics, or the host of virtual GPUs, whose processes are not its own.
         none = pynvml.NVML_ERROR_NOT_SUPPORTED
         function = f"nvmlDeviceGet{kind}RunningProcesses"
-        found = asked(self._api, f"{function}_v3", device, absent=[none, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND])
-        return list((asked(self._api, f"{function}_v2", device, absent=[none]) or ()) if found is None else found)
+        found = asked(self.api, f"{function}_v3", device, absent=[none, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND])
+        return list((asked(self.api, f"{function}_v2", device, absent=[none]) or ()) if found is None else found)
 
     def _profile(self, number: int) -> ProfileInfo | None:
-        info = self._versioned(self._api.nvmlDeviceGetGpuInstanceProfileInfo, self._handle, number)
+        info = self._versioned(self.api.nvmlDeviceGetGpuInstanceProfileInfo, self._handle, number)
         if info is None:
             return None
         name = getattr(info, "name", "") or self._name_of(number, info)
@@ -407,19 +407,19 @@ class Gpu:
 
     def _compute_instances(self, handle: Any, profile: ProfileInfo) -> Iterator[ComputeInstance]:
         for number, slices in self._compute_profiles(handle, profile):
-            function = self._api.nvmlGpuInstanceGetComputeInstances
+            function = self.api.nvmlGpuInstanceGetComputeInstances
             for compute in self._filled(pynvml.c_nvmlComputeInstance_t, function, handle, number):
                 yield self._compute_instance(compute, slices)
 
     def _compute_instance(self, handle: Any, compute_slices: int) -> ComputeInstance:
-        info = self._api.nvmlComputeInstanceGetInfo_v2(handle)
-        uuid = str(self._api.nvmlDeviceGetUUID(info.device))
+        info = self.api.nvmlComputeInstanceGetInfo_v2(handle)
+        uuid = str(self.api.nvmlDeviceGetUUID(info.device))
         return ComputeInstance(handle, compute_slices, uuid, info.device, int(info.placement.start), int(info.id))
 
     def _compute_profiles(self, handle: Any, profile: ProfileInfo) -> list[tuple[int, int]]:
         """Id and compute slices of the compute instance profiles in a GPU instance of *profile*."""
         if profile.profile_id not in self._in_profile:
-            function = self._api.nvmlGpuInstanceGetComputeInstanceProfileInfo
+            function = self.api.nvmlGpuInstanceGetComputeInstanceProfileInfo
             numbers = range(pynvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT)
             shared = pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
             found = (self._versioned(function, handle, number, shared) for number in numbers)

@@ -55,7 +55,7 @@ def restore(file: Path, nvml: Nvml, *, emit: Emit, options: ApplyOptions) -> Non
         # A layout without partitions is MIG off for `apply`.
         emptied = False
         with asking("NVML cannot list the GPUs"):
-            for gpu in [each for each in nvml.gpus() if each.index in empty and (each.mig_mode() or (False,))[0]]:
+            for gpu in [each for each in nvml.gpus() if each.index in empty and each.is_partitioned]:
                 del found[gpu.index]
                 for instance in gpu.instances():
                     gpu.empty(instance)
@@ -68,8 +68,7 @@ def restore(file: Path, nvml: Nvml, *, emit: Emit, options: ApplyOptions) -> Non
 
 def _existing(gpu: Gpu) -> dict[str, Any]:
     with noting(gpu.index):
-        mode = gpu.mig_mode()
-        on = mode is not None and mode[0]
+        on = gpu.is_partitioned
         places = [_noted(each) for each in gpu.instances()] if on else []
     return {"gpu": gpu.index, "mig": on, "partitions": places}
 

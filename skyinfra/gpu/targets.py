@@ -23,6 +23,7 @@ from skyinfra.errors import (
     InvalidNodeConfig,
     LayoutError,
     UnknownProfile,
+    at,
     counted,
 )
 from skyinfra.gpu.actual import UNREADABLE, geometry_of, instances_of, model_of
@@ -161,22 +162,19 @@ def _resolved(gpu: Gpu, layout: str, driver: str) -> mig.Layout:
     with noting(gpu.index):
         geometry = geometry_of(gpu)
     known = model_of(gpu)
-    try:
+    with at(f"GPU {gpu.index} ({gpu.name})", LayoutError):
         (resolved,) = mig.resolve(layout, geometry, 1)
         if known is not None:
             # The oldest driver of the model does not count: this driver lists the GPU's profiles. Nothing is refused
             # where the version or a profile is not known.
             with contextlib.suppress(InvalidField, UnknownProfile):
                 mig.check_driver(resolved, replace(known, min_driver=None), driver)
-    except LayoutError as error:
-        error.at(f"GPU {gpu.index} ({gpu.name})")
-        raise
     return resolved
 
 
 def _arranged(gpu: Gpu, desired: mig.Layout, selected: mig.Layout | None) -> mig.Layout:
     instances = instances_of(gpu)
-    there = [part for each in instances for part in each.partitions(gpu.index, each.profile.name)]
+    there = [part for each in instances for part in each.partitions(gpu.index)]
     found = places(there, gpu.index, desired)
     if not found or not desired or mig.carries(found, desired) or selected is not None:
         return target(desired, selected, found, None)

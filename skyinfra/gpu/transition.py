@@ -310,7 +310,7 @@ class GpuTransition:
             mode = self.gpu.mig_mode()
             if mode is None or not mode[0]:
                 return "no MIG" if mode is None else f"MIG off{', on after a reset' if mode[1] else ''}"
-            there = [part for each in self.gpu.instances() for part in each.partitions(self.index, each.profile.name)]
+            there = [part for each in self.gpu.instances() for part in each.partitions(self.index)]
             live = ", ".join(map(str, there)) or "MIG on, no instance"
             return live if mode[1] else f"{live}, off after a reset"
         except pynvml.NVMLError as error:

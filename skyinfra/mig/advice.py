@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import combinations_with_replacement
 from pathlib import Path
 
-from skyinfra.errors import InvalidField, LayoutError, TooLittleMeasured, UnknownProfile, counted
+from skyinfra.errors import InvalidField, LayoutError, TooLittleMeasured, UnknownProfile, at, counted
 from skyinfra.mig.geometry import Geometry, geometry
 from skyinfra.mig.grid import Layout, parts
 from skyinfra.mig.layout import OFF, Declared, PerGpu, is_off, text
@@ -147,11 +147,8 @@ def _read(path: str | Path, known: Geometry) -> list[TraceTask]:
     """Returns the tasks in a file. Raises UnknownProfile for one that asks for what the GPU does not have."""
     tasks = read_trace(path)
     for line, task in enumerate(tasks, start=2):
-        try:
+        with at(f"{path}, line {line}: profile", UnknownProfile):
             known.divided(task.profile or known.profiles[0].name)
-        except UnknownProfile as error:
-            error.at(f"{path}, line {line}: profile")
-            raise
     return tasks
 
 
@@ -188,12 +185,8 @@ def _node(declared: Declared | PerGpu | None, known: Geometry, gpus: int) -> Nod
     """Returns the declared layout of each GPU as text."""
     if declared is None or (isinstance(declared, str) and is_off(declared)):
         return (OFF,) * gpus
-    try:
-        layouts = resolve(declared, known, gpus)
-        return tuple(_text(layout, known) for layout in layouts)
-    except LayoutError as error:
-        error.at("declared")
-        raise
+    with at("declared", LayoutError):
+        return tuple(_text(layout, known) for layout in resolve(declared, known, gpus))
 
 
 def _text(layout: Layout, known: Geometry) -> str:

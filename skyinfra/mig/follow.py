@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 
-from skyinfra.errors import InvalidField, InvalidLayout, LayoutDoesNotFit, LayoutError
+from skyinfra.errors import InvalidField, InvalidLayout, LayoutDoesNotFit, LayoutError, at
 from skyinfra.mig.geometry import Geometry
 from skyinfra.mig.grid import Layout, written
 from skyinfra.mig.layout import Declared, counts, text
@@ -61,17 +61,13 @@ class Follow:
         """
         named: dict[str, Layout] = {}
         for index, each in enumerate(self.among):
-            try:
+            with at(f"among[{index}]", LayoutError):
                 layout = resolve(each, geometry, 1)[0]
                 if any(place.compute for place in layout):
                     raise InvalidLayout("compute instances do not follow the work", given=each, hint=_WHOLE)
                 named[text(each, geometry)] = layout
-            except LayoutError as error:
-                raise error.at(f"among[{index}]") from None
-        try:
+        with at("keep", LayoutError):
             keep = text(self.keep, geometry) if self.keep else ""
-        except LayoutError as error:
-            raise error.at("keep") from None
         there = {partition.profile for layout in named.values() for partition in layout}
         if lacking := [name for name in kept(keep, geometry) if name not in there]:
             hint = "Name one of among that has it."
@@ -293,7 +289,5 @@ class _Demand:
 
 
 def _text(declared: Declared, field: str) -> str:
-    try:
+    with at(field, LayoutError):
         return text(declared)
-    except LayoutError as error:
-        raise error.at(field) from None

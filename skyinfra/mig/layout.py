@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from skyinfra.errors import InvalidLayout, LayoutDoesNotFit, UnknownProfile, counted
+from skyinfra.errors import InvalidLayout, LayoutDoesNotFit, UnknownProfile, at, counted
 from skyinfra.mig.geometry import Geometry, Profile, gpu_profile, is_profile_name
 from skyinfra.mig.grid import divide, written
 
@@ -69,11 +69,8 @@ def per_gpu(*layouts: Declared) -> PerGpu:
         raise InvalidLayout("per_gpu needs a layout for each GPU", hint=_HINT)
     written = []
     for index, declared in enumerate(layouts):
-        try:
+        with at(f"[{index}]", InvalidLayout):
             written.append(OFF if is_off(declared) else text(declared))
-        except InvalidLayout as error:
-            error.at(f"[{index}]")
-            raise
     if all(map(is_off, written)):
         raise InvalidLayout("every GPU stays whole", given="|".join(written), hint="Leave the layout out.")
     return PerGpu(tuple(written))

@@ -6,7 +6,7 @@ Tags take letters, digits, spaces and ``+ - = . _ : / @``: ``:`` stands for ``*`
 
 from __future__ import annotations
 
-from skyinfra.errors import InvalidLayout, LayoutError, NotSupported
+from skyinfra.errors import InvalidLayout, LayoutError, NotSupported, at
 from skyinfra.mig.geometry import geometry
 from skyinfra.mig.grid import Layout
 from skyinfra.mig.layout import PerGpu, per_gpu
@@ -42,10 +42,7 @@ def read_tag(text: str, model: str | None, gpus: int) -> tuple[Layout, ...]:
     if text.strip().lower() == _OFF:
         return ()
     parts = [part.strip().replace(":", "*") for part in text.split("/")]
-    try:
+    with at(f"tag {NAME}", LayoutError):
         if model is None:
             raise InvalidLayout("the accelerators of this node cannot be partitioned", given=text)
         return resolve(parts[0] if len(parts) == 1 else per_gpu(*parts), geometry(model), gpus)
-    except LayoutError as error:
-        error.at(f"tag {NAME}")
-        raise

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from skyinfra.errors import InvalidLayout, LayoutError, did_you_mean
+from skyinfra.errors import InvalidLayout, LayoutError, at, did_you_mean
 from skyinfra.mig.geometry import Geometry, is_profile_name
 from skyinfra.mig.grid import Layout, parts
 from skyinfra.mig.layout import text, wanted
@@ -284,11 +284,8 @@ def _layout(entry: PartedEntry, geometry: Geometry, path: str) -> Layout | None:
         if counts:
             raise InvalidLayout("partitions where MIG is off", field=path)
         return None
-    try:
+    with at(path, LayoutError):
         return resolve(counts, geometry, 1)[0] if counts else ()
-    except LayoutError as error:
-        error.at(path)
-        raise
 
 
 def _fields(entry: PartedEntry) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from functools import lru_cache
 from itertools import permutations
 from typing import NamedTuple, TypeAlias
 
-from skyinfra.errors import LayoutDoesNotFit, LayoutError
+from skyinfra.errors import LayoutDoesNotFit, LayoutError, at
 from skyinfra.mig.drawing import draw
 from skyinfra.mig.geometry import Geometry, Profile
 from skyinfra.mig.grid import At, Grid, Layout, Placement, divide, parts, starts, written
@@ -201,11 +201,8 @@ def resolve(declared: Declared | PerGpu, geometry: Geometry, gpus: int) -> tuple
     declared.check_gpus(gpus)
     layouts = []
     for index, each in enumerate(declared.layouts):
-        try:
+        with at(f"[{index}]", LayoutError):
             layouts.append(() if is_off(each) else _one(each, geometry))
-        except LayoutError as error:
-            error.at(f"[{index}]")
-            raise
     return tuple(layouts)
 
 

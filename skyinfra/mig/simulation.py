@@ -11,11 +11,11 @@ import csv
 import math
 import statistics
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from skyinfra.errors import InvalidField
+from skyinfra.errors import InvalidField, written
 from skyinfra.mig import follow
 from skyinfra.mig.follow import Follow
 from skyinfra.mig.geometry import Geometry, gpu_profile
@@ -297,15 +297,12 @@ def read_trace(path: str | Path) -> list[TraceTask]:
 
 def write_trace(path: str | Path, trace: Iterable[TraceTask]) -> None:
     """Writes what `read_trace` reads. Raises `InvalidField` where the file cannot be written."""
-    try:
-        with Path(path).open("w", newline="", encoding="utf-8") as file:
-            rows = csv.writer(file, lineterminator="\n")
-            rows.writerow(_COLUMNS)
-            for each in trace:
-                numbers = (round(each.arrival, 3), round(each.duration, 3), round(each.memory_gb, 3))
-                rows.writerow((*numbers[:2], each.profile or "", numbers[2] or "", round(each.compute, 3) or ""))
-    except OSError as error:
-        raise InvalidField(f"cannot be written: {error.strerror}", field="trace", given=str(path)) from None
+    with written(InvalidField, "trace", str(path)), Path(path).open("w", newline="", encoding="utf-8") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerow(_COLUMNS)
+        for each in trace:
+            numbers = (round(each.arrival, 3), round(each.duration, 3), round(each.memory_gb, 3))
+            rows.writerow((*numbers[:2], each.profile or "", numbers[2] or "", round(each.compute, 3) or ""))
 
 
 def _task(row: dict[str, str], where: str) -> TraceTask:
@@ -320,6 +317,3 @@ def _task(row: dict[str, str], where: str) -> TraceTask:
             hint = f"The columns are {', '.join(_COLUMNS)}; the first two are needed."
             raise InvalidField("a number", field=f"{where}: {name}", given=row.get(name), hint=hint)
     return TraceTask(profile=row.get("profile") or None, **numbers)
-
-
-Simulate = Callable[[Sequence[Layout | None]], Outcome]

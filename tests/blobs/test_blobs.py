@@ -15,7 +15,7 @@ import pytest
 from distributed.protocol import dumps, loads
 from hypothesis import given
 from hypothesis import strategies as st
-from local_peer import LocalPeer
+from local_fleets.local_peer import LocalPeer
 
 import skyinfra as sky
 from skyinfra.blobs import transfer

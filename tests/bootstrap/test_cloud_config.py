@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cloud_config import problems, schema
+from first_boots.cloud_config import problems, schema
 from support import ROOT
 
 HEAD = "#cloud-config\n"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_pools import POOLS, SECRET, WHEEL, certificate, declared, documents, stateful_set
+from clusters.pools import POOLS, SECRET, WHEEL, certificate, declared, documents, stateful_set
 
 import skyinfra as sky
 from skyinfra import NotSupported

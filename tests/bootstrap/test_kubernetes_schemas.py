@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import kubernetes_validate
 import pytest
-from cluster_pools import POOLS, declared, documents, stateful_set
+from clusters.pools import POOLS, declared, documents, stateful_set
 
 
 @pytest.mark.parametrize("version", ["1.25", kubernetes_validate.latest_version()])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import shutil
@@ -14,13 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import synthesized
 import typer
 from support import missing, python_path
 
-import skyinfra as sky
 from skyinfra.cli.app import app
-from skyinfra.protocol.manifest import Endpoint, Manifest, ManifestNode, ManifestSlot
 from skyinfra.terminal import help as helping
 from skyinfra.terminal import names
 
@@ -95,32 +91,6 @@ def test_the_help_has_groups_and_examples() -> None:
     assert text.index("\n  deploy ") < text.index("\nRun:") < text.index("\n  run ")
     text = shown("mig", "show", "--help")
     assert text.rstrip().splitlines()[-3:] == ["  Examples:", *(f"    {line}" for line in helping.EXAMPLES["mig show"])]
-
-
-@pytest.fixture
-def project(tmp_path: Path) -> Path:
-    """A project whose fleet is deployed, as far as cdktf.out and the state's file say."""
-    pool = sky.ComputePool(
-        name="mig", nodes=2, provider=sky.Local(simulate=True), accelerator="H100:1/3g.40gb+2g.20gb+1g.10gb*2"
-    )
-    backend = {"local": {"path": "../../../terraform.lab.tfstate"}}
-    stack = synthesized.synthesized(tmp_path, pool, name="lab", backend=backend)
-    manifest = Manifest(
-        version=1,
-        stack="lab",
-        pool="mig",
-        provider="local",
-        head=Endpoint("127.0.0.1", 1),
-        nodes=(ManifestNode("mig-0", "mig-0", "127.0.0.1", head=True), ManifestNode("mig-1", "mig-1", "127.0.0.1")),
-        slots=(ManifestSlot(0, "partition", "H100", "3g.40gb", 0), ManifestSlot(1, "partition", "H100", "1g.10gb", 0)),
-        secret="0123456789abcdef" * 4,
-        simulated=True,
-    )
-    assert stack.state_file is not None
-    resource = {"mode": "managed", "module": "module.mig", "type": "terraform_data", "name": "node", "instances": [{}]}
-    state = {"version": 4, "outputs": {"fleet_mig": {"value": manifest.to_json()}}, "resources": [resource]}
-    stack.state_file.write_text(json.dumps(state))
-    return tmp_path
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support import ODD_PARTED_CONFIGS
+from checks.parted import ODD_PARTED_CONFIGS
 from typer.testing import CliRunner
 
 from skyinfra import InvalidField, InvalidLayout, LayoutDoesNotFit, mig

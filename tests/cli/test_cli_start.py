@@ -12,19 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import synthesized
-from on_terminal import on_terminal, plain
-from schemas import valid
+from front_ends.on_terminal import on_terminal, plain
+from front_ends.schemas import valid
 from support import ROOT, python_path
-from test_cli_help import project as deployed_project
+from terraform_projects import synthesized
 from typer.testing import CliRunner
 
 import skyinfra as sky
 from skyinfra.cli import init
 from skyinfra.cli.app import app
 from skyinfra.terraform.project import Project
-
-project = deployed_project
 
 
 def skyinfra(folder: Path, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from recorded_pages import PAGE, SWITCHED, Head, RecordedPages
+from front_ends.recorded_pages import PAGE, SWITCHED, Head, RecordedPages
 
 from skyinfra import page
 from skyinfra.client.connection import Connection

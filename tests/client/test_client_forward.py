@@ -19,7 +19,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from running_node import RunningNode
+from local_fleets.running_node import RunningNode
 from support import python_path
 from typer.testing import CliRunner
 

@@ -14,21 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tasks_on_nodes.gangs import environment, none
 
 import skyinfra as sky
 from skyinfra.client import open_pool
 from skyinfra.tasks import Task
 
 ROOT = Path(sky.__file__).parents[1]
-
-
-def none(pool, target, *args, **options):
-    """A gang without a framework, which warns of nothing."""
-    return pool.launch(target, *args, framework="none", **options)
-
-
-def environment() -> dict[str, str]:
-    return dict(os.environ)
 
 
 def place() -> tuple[int, str, str]:

@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from test_client_gangs import environment, none
+from tasks_on_nodes.gangs import environment, none
 
 import skyinfra as sky
 from skyinfra.client import open_pool, ranks

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import psutil
 import pytest
-from running_node import RunningNode, until
+from local_fleets.running_node import RunningNode, until
 from support import ROOT, missing, python_path
 from typer.testing import CliRunner
 

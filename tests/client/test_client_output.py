@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from client_fixtures import Fleet
+from local_fleets.client_fixtures import Fleet
 
 import skyinfra as sky
 from skyinfra.client import dispatch, open_pool, watching

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from leaks import files_with
+from checks.leaks import files_with
 
 import skyinfra as sky
 from skyinfra import InvalidInclude

@@ -13,7 +13,7 @@ import uuid
 from pathlib import Path
 
 import pytest
-from leaks import files_with, processes_with
+from checks.leaks import files_with, processes_with
 
 import skyinfra as sky
 from skyinfra.cli.run import GangOptions, ScriptOptions, run_gang, run_on_slot

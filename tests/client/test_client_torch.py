@@ -15,9 +15,8 @@ import sys
 import sysconfig
 from pathlib import Path
 
-import debian_torch
 import pytest
-from support import ROOT, missing
+from support import ROOT, debian_torch, missing
 
 import skyinfra as sky
 

@@ -19,13 +19,13 @@ from typing import Any
 import distributed
 import msgpack
 import pytest
-from client_fixtures import SECRET
 from distributed.comm.tcp import TLS
 from distributed.core import Server
 from distributed.protocol import to_serialize
 from distributed.protocol.serialize import ToPickle
 from distributed.protocol.utils import pack_frames
 from distributed.versions import get_versions
+from local_fleets.client_fixtures import SECRET
 from typer.testing import CliRunner
 
 import skyinfra as sky

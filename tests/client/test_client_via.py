@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
-from client_fixtures import Fleet
+from local_fleets.client_fixtures import Fleet
 
 import skyinfra as sky
 from skyinfra import port_forward

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from job_tasks import BIG, manifest_of
-from running_node import RunningNode, h100
+from local_fleets.running_node import BIG, RunningNode, h100
+from tasks_on_nodes.jobs import manifest_of
 
 import skyinfra as sky
 from skyinfra.client.pool import Pool

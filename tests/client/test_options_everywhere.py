@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from job_tasks import manifest_of
-from running_node import RunningNode, h100
+from local_fleets.running_node import RunningNode, h100
+from tasks_on_nodes.jobs import manifest_of
 
 import skyinfra as sky
 from skyinfra.client import run_script

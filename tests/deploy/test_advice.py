@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from schemas import valid
+from front_ends.schemas import valid
 from typer.testing import CliRunner
 
 import skyinfra as sky

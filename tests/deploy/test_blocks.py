@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from synthesized import document_of, synthesized
+from terraform_projects.synthesized import document_of, synthesized
 from typer.testing import CliRunner
 
 import skyinfra as sky

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from synthesized import document_of
+from terraform_projects.synthesized import document_of
 
 import skyinfra as sky
 from skyinfra.cli.plans import show_cost

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from job_tasks import starts, wait_for
-from running_node import SECRET, RunningNode, until
+from local_fleets.running_node import SECRET, RunningNode, until
+from tasks_on_nodes.jobs import starts, wait_for
 
 from skyinfra.deploy.affected_nodes import endings
 from skyinfra.protocol.manifest import Endpoint, Manifest, ManifestNode

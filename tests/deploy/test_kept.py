@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from job_tasks import BIG, starts, wait_for
-from running_node import RunningNode, h100, until
-from schemas import valid
-from support import ROOT
+from front_ends.schemas import valid
+from local_fleets.running_node import BIG, RunningNode, h100, until
+from moto_aws.cloud import Cloud, start
+from tasks_on_nodes.jobs import starts, wait_for
 from typer.testing import CliRunner
 
 import skyinfra as sky
@@ -24,9 +23,6 @@ from skyinfra.protocol.jobs import JobInfo
 from skyinfra.terraform.project import Project
 from skyinfra.terraform.stores import Store, jobs_prefix, local_store, store_of
 from skyinfra.terraform.synthesized import SynthesizedStack
-
-sys.path.append(str(ROOT / "tests" / "integration" / "aws"))
-from cloud import Cloud, start
 
 KMS = "arn:aws:kms:us-east-1:123456789012:key/6d2b1ad7-0000-4000-8000-000000000000"
 DENY = {

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import synthesized
+from terraform_projects import synthesized
 
 import skyinfra as sky
 from skyinfra.deploy.cost import running_cost

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from running_node import h100
+from local_fleets.running_node import h100
 
 from skyinfra import InvalidNodeConfig, desired, mig
 from skyinfra.desired import Desired, declare

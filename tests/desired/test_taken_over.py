@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running_node import RunningNode, h100
+from local_fleets.running_node import RunningNode, h100
 
 from skyinfra import desired
 from skyinfra.desired import Desired

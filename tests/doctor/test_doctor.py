@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -10,9 +9,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-import vendor_files
+from checks.doctor import doctor, install
+from devices import vendor_files
 from fake_nvml.fake_machine import FakeMachine
-from running_node import RunningNode, h100
+from local_fleets.running_node import BIG, RunningNode, h100
 
 from skyinfra.doctor import nvidia, packages, system, vendors
 from skyinfra.doctor.examine import examine
@@ -25,30 +25,12 @@ Machine = Callable[..., FakeMachine]
 MakeNode = Callable[..., RunningNode]
 
 WHOLE = ((), ())
-BIG = (("3g.40gb", 0, 4), ("3g.40gb", 4, 4))
-
-
-def doctor(machine: FakeMachine, *arguments: str, **settings: str) -> tuple[int, dict[str, Finding]]:
-    done = machine.python("-m", "skyinfra.runner", "doctor", "--json", *arguments, **settings)
-    assert not done.stderr, done.stderr
-    found = [Finding.read(each) for each in json.loads(done.stdout)["findings"]]
-    return done.returncode, {finding.what: finding for finding in found}
 
 
 def without_clock(found: Mapping[str, Finding]) -> dict[str, str]:
     """The results of everything that is about GPUs; the rest is that of the machine that tests run on."""
     ours = ("runner", "clock", "disk", "shared memory", "Xid errors", "NCCL settings", "locked memory", "disk: scratch")
     return {what: finding.result for what, finding in found.items() if what not in ours}
-
-
-def install(folder: Path, name: str, version: str, /, **files: str) -> None:
-    """A package as pip leaves it."""
-    info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    for module, text in files.items():
-        (folder / name).mkdir(exist_ok=True)
-        (folder / name / f"{module}.py").write_text(text)
 
 
 TORCH = "__version__ = '2.8.0+cu128'\ncuda: Optional[str] = '12.8'\nhip: Optional[str] = None\n"

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from checks.doctor import doctor, install
 from fake_nvml.fake_machine import FakeMachine
-from running_node import RunningNode, h100
-from test_doctor import BIG, doctor, install
+from local_fleets.running_node import BIG, RunningNode, h100
 
 from skyinfra.doctor import incompatible_packages
 

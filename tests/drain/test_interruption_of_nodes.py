@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from metadata_service import MetadataService, serving
-from running_node import RunningNode, h100, until
+from local_fleets.running_node import RunningNode, h100, until
+from servers.metadata_service import MetadataService, serving
 
 import skyinfra as sky
 from skyinfra import SlotLost

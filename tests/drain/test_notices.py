@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from metadata_service import AZURE_EVENTS, AZURE_NAME, GCP, MetadataService, serving
-from running_node import h100
+from local_fleets.running_node import h100
+from servers.metadata_service import AZURE_EVENTS, AZURE_NAME, GCP, MetadataService, serving
 
 from skyinfra import NodeFailed, NotSupported
 from skyinfra.doctor import examine

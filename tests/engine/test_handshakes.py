@@ -10,80 +10,17 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 
 import pytest
-from distributed import Security
 from distributed.comm import connect
-from distributed.core import Server
+from local_fleets.running_node import OTHER_SECRET
+from local_fleets.tls_server import HOST, NEVER_S, PATIENCE_S, Fleet, ended, security, serving
 
 from skyinfra.engine import dask_private, handshakes, settings
-from skyinfra.engine.credentials import Credentials
 
-SECRET = "0123456789abcdef" * 4
-OTHER_SECRET = "fedcba9876543210" * 4
-# Longer than any test: what is closed then was not closed by the time that has passed.
-NEVER_S = 10_000.0
-PATIENCE_S = 30.0
-HOST = "127.0.0.1"
 # The first bytes of a ClientHello, and no more of it.
 HALF = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"
-
-Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-
-
-def security(secret: str = SECRET) -> Security:
-    return Credentials.derive(secret, role="client", name="test").security()
-
-
-class Fleet:
-    """A server of Dask with the fleet's TLS."""
-
-    def __init__(self, server: Server) -> None:
-        self.port = int(server.address.rpartition(":")[2])
-        self._strangers: list[Stream] = []
-
-    async def stranger(self, *, says: bytes = b"", of: str = HOST, tls: ssl.SSLContext | None = None) -> Stream:
-        """A connection from the address *of* that says no more than *says*."""
-        name = "fleet" if tls is not None else None
-        stream = await asyncio.open_connection(HOST, self.port, local_addr=(of, 0), ssl=tls, server_hostname=name)
-        self._strangers.append(stream)
-        stream[1].write(says)
-        await stream[1].drain()
-        return stream
-
-    async def asks(self) -> None:
-        """A client of the fleet connects anew, and is answered."""
-        arguments = security().get_connection_args("client")
-        comm = await connect(f"tls://{HOST}:{self.port}", timeout=PATIENCE_S, **arguments)
-        await comm.write({"op": "identity", "reply": True})
-        assert (await comm.read())["type"] == "Server"
-        await comm.close()
-
-    def close(self) -> None:
-        for _, writer in self._strangers:
-            writer.close()
-
-
-async def ended(stream: Stream) -> bool:
-    """Whether the server closes the connection."""
-    with contextlib.suppress(ConnectionError, ssl.SSLError):
-        async with asyncio.timeout(PATIENCE_S):
-            while await stream[0].read(2**16):
-                pass
-    return True
-
-
-@contextlib.asynccontextmanager
-async def serving() -> AsyncIterator[Fleet]:
-    server = Server({})
-    await server.listen(f"tls://{HOST}:0", **security().get_listen_args("scheduler"))
-    fleet = Fleet(server)
-    try:
-        yield fleet
-    finally:
-        fleet.close()
-        await server.close()
 
 
 def run(test: Callable[[Fleet], Awaitable[None]]) -> None:
@@ -191,10 +128,11 @@ def test_the_caps_follow_the_limit_of_files() -> None:
     program = f"""
 import asyncio, resource, sys
 sys.path[:0] = {sys.path!r}
-import test_handshakes as here
-here.handshakes.SECONDS = here.NEVER_S
+from local_fleets.tls_server import NEVER_S, serving
+from skyinfra.engine import handshakes
+handshakes.SECONDS = NEVER_S
 async def whole():
-    async with here.serving() as fleet:
+    async with serving() as fleet:
         print(fleet.port, flush=True)
         await asyncio.to_thread(sys.stdin.readline)
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))

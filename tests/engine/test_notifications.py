@@ -7,8 +7,8 @@ import ssl
 from pathlib import Path
 
 import pytest
-from hcp_terraform import certificate
-from webhook_server import webhook_server
+from hcp.server import certificate
+from servers.webhooks import webhook_server
 
 from skyinfra import InvalidField
 from skyinfra.engine import notifications

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from boots import PACKAGE, SECRET, FirstBoot, step
 from botocore.auth import S3SigV4Auth, SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
-from metadata_service import serving
+from first_boots.boots import PACKAGE, SECRET, FirstBoot, step
+from servers.metadata_service import serving
 
 from skyinfra.first_boot.fetch import fetch, signed
 from skyinfra.first_boot.programs import Failed

@@ -14,7 +14,7 @@ import tokenize
 from pathlib import Path
 
 import pytest
-from boots import OLDEST, PACKAGE, FirstBoot, program, step
+from first_boots.boots import OLDEST, PACKAGE, FirstBoot, program, step
 
 from skyinfra import NodeFailed
 from skyinfra.bootstrap.program import modules, stripped

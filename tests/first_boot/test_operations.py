@@ -20,10 +20,10 @@ from functools import partial
 from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import metadata_service
 import pytest
-from boots import FirstBoot, program, step
 from fake_nvml.fake_machine import FakeMachine
+from first_boots.boots import FirstBoot, program, step
+from servers import metadata_service
 from support import missing
 
 from skyinfra.first_boot import programs

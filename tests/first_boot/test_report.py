@@ -14,9 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from boots import OLDEST, PACKAGE, SECRET, FirstBoot
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from first_boots.boots import OLDEST, PACKAGE, SECRET, FirstBoot
 
 from skyinfra.first_boot import report, report_client
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from metadata_service import GCP, MetadataService, serving
+from servers.metadata_service import GCP, MetadataService, serving
 
 from skyinfra.first_boot.operations import OPERATIONS
 from skyinfra.first_boot.programs import Failed

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from boots import FirstBoot, program, step
+from first_boots.boots import FirstBoot, program, step
 from support import ROOT, missing
 
 from skyinfra.bootstrap import places

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import fake_amd_smi
 import pytest
-from fake_amd_smi import State
-from running_node import RunningNode, on_slot
+from devices import fake_amd_smi
+from devices.fake_amd_smi import State
+from local_fleets.running_node import RunningNode, on_slot
 
 from skyinfra import AcceleratorMissing, PartitionFailed
 from skyinfra.accelerators import Accelerator, partitions

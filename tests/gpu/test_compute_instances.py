@@ -11,10 +11,10 @@ from typing import Any
 
 import pynvml
 import pytest
-from capability_files import list_capabilities
+from devices.capability_files import list_capabilities
+from devices.gres import gres, lines
+from devices.partitioning import events, phases, program, run
 from fake_nvml.fake_machine import FakeMachine
-from test_exports import gres, lines
-from test_partition_on_fake import events, phases, program, run
 
 import skyinfra as sky
 from skyinfra import NotSupported, PartitionBusy, mig

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from fake_nvml.fake_machine import FakeMachine
-from running_node import RunningNode
+from local_fleets.running_node import RunningNode
 
 MACHINE = "h100_80gb"
 

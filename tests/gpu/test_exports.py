@@ -12,10 +12,11 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from capability_files import list_capabilities
+from checks.parted import ODD_PARTED_CONFIGS
+from devices.capability_files import list_capabilities
+from devices.gres import gres, lines
+from devices.partitioning import run
 from fake_nvml.fake_machine import FakeMachine
-from support import ODD_PARTED_CONFIGS
-from test_partition_on_fake import run
 
 from skyinfra import PartitionFailed, mig
 from skyinfra.gpu import actual, exports, partitioner, targets
@@ -26,15 +27,6 @@ from skyinfra.protocol.nodeconfig import NodeAccelerator
 from skyinfra.runner import cli
 
 Machine = Callable[..., FakeMachine]
-
-
-def gres(machine: FakeMachine, root: Path) -> tuple[str, tuple[str, ...]]:
-    with machine.loaded(), session(Nvml()) as nvml:
-        return exports.gres(nvml, root=root)
-
-
-def lines(text: str) -> list[str]:
-    return [line.partition(" #")[0] for line in text.splitlines() if not line.startswith("#")]
 
 
 def test_gres_conf_of_whole_and_partitioned_gpus(fake_machine: Machine, tmp_path: Path) -> None:

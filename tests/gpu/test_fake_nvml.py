@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pynvml
 import pytest
+from devices.nvml_worlds import Fake, at, create, existing, listed, partition, profile
 from fake_nvml import boards
 from fake_nvml.fake_machine import FakeMachine
-from nvml_worlds import Fake, at, create, existing, listed, partition, profile
 
 from skyinfra import mig
 from skyinfra.readings import gpm

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
+from devices.nvml_worlds import Fake, partition
 from fake_nvml.fake_machine import FakeMachine
-from nvml_worlds import Fake, partition
-from running_node import RunningNode, h100, on_slot
+from local_fleets.running_node import RunningNode, h100, on_slot
 
 from skyinfra import AcceleratorMissing
 from skyinfra.gpu import inventory

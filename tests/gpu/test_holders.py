@@ -15,8 +15,8 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from devices.partitioning import SEVEN, config, phases, profiles, run
 from fake_nvml.fake_machine import FakeMachine
-from test_partition_on_fake import SEVEN, config, phases, profiles, run
 
 from skyinfra import PartitionFailed
 from skyinfra.gpu import partitioner, record, targets

@@ -7,7 +7,7 @@ from typing import Any
 
 import pynvml
 import pytest
-from running_node import h100
+from local_fleets.running_node import h100
 
 from skyinfra import AcceleratorMissing
 from skyinfra.gpu import inventory

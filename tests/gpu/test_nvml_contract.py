@@ -9,10 +9,10 @@ import re
 
 import pynvml
 import pytest
+from devices.nvml_contract import AMPERE, BOTH, HOPPER, Make, refused
+from devices.nvml_worlds import at, create, existing, listed, partition, place, profile
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from nvml_contract import AMPERE, BOTH, HOPPER, Make, refused
-from nvml_worlds import at, create, existing, listed, partition, place, profile
 
 from skyinfra import mig
 from skyinfra.mig.grid import Grid

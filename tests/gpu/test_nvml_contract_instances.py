@@ -6,8 +6,8 @@ import contextlib
 
 import pynvml
 import pytest
-from nvml_contract import AMPERE, BOTH, HOPPER, Make, refused
-from nvml_worlds import at, create, existing, listed, partition, profile
+from devices.nvml_contract import AMPERE, BOTH, HOPPER, Make, refused
+from devices.nvml_worlds import at, create, existing, listed, partition, profile
 
 from skyinfra.gpu.nvml import Nvml
 

@@ -16,20 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from devices.partitioning import CHANGING
 from fake_nvml.fake_machine import FakeMachine
 from support import ROOT
 
 Machine = Callable[..., FakeMachine]
-PROGRAM = ROOT / "tests" / "helpers" / "partition_runs.py"
-# Those after which the machine is another; after every other call it is what it was before.
-CHANGING = {
-    "nvmlDeviceSetMigMode",
-    "nvmlDeviceCreateGpuInstanceWithPlacement",
-    "nvmlGpuInstanceCreateComputeInstance",
-    "nvmlGpuInstanceCreateComputeInstanceWithPlacement",
-    "nvmlComputeInstanceDestroy",
-    "nvmlGpuInstanceDestroy",
-}
+PROGRAM = ROOT / "tests" / "helpers" / "devices" / "partition_runs.py"
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pynvml
 import pytest
-from running_node import until
+from local_fleets.running_node import until
 
 from skyinfra import NodeFailed, NodeRebooting, PartitionFailed
 from skyinfra.gpu import partitioner

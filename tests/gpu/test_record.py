@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
-from running_node import PATIENCE_S, RunningNode, h100, on_slot, until
+from local_fleets.root_part import root
+from local_fleets.running_node import PATIENCE_S, RunningNode, h100, on_slot, until
 
 from skyinfra import PartitionBusy
 from skyinfra.desired import file as desired_file
@@ -27,35 +26,6 @@ from skyinfra.runner.workers import Workers
 MakeNode = Callable[..., RunningNode]
 BEFORE = h100((("3g.40gb", 0, 4),), (("3g.40gb", 0, 4), ("3g.40gb", 4, 4)))
 AFTER = h100((("3g.40gb", 0, 4),), (("7g.80gb", 0, 8),))
-
-
-@contextlib.contextmanager
-def root(node: RunningNode) -> Iterator[list[int]]:
-    """Does the work of the path unit: runs root's part whenever the runner has written its file. Gives the exit codes.
-
-    Those of runs for which there was no request are not among them: they have to do nothing.
-    """
-    codes: list[int] = []
-    over = threading.Event()
-    seen = stamp(node.directory.desired_file)
-
-    def serve() -> None:
-        nonlocal seen
-        while not over.wait(0.05):
-            now, before = stamp(node.directory.desired_file), stamp(node.directory.actual_file)
-            if now != seen and before is not None:
-                seen = now
-                code = cli.main(["partition", "--config", str(node.file), "--on-request"])
-                if code or stamp(node.directory.actual_file) != before:
-                    codes.append(code)
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    try:
-        yield codes
-    finally:
-        over.set()
-        thread.join()
 
 
 @pytest.mark.slow

@@ -8,8 +8,8 @@ from typing import Any
 
 import pynvml
 import pytest
-from nvml_worlds import at, partition, profile
-from running_node import h100
+from devices.nvml_worlds import at, partition, profile
+from local_fleets.running_node import h100
 
 from skyinfra.gpu.nvml import Gpu, Nvml
 from skyinfra.gpu.simulated.driver import SimulatedDriver

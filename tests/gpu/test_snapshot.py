@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from devices.partitioning import profiles, run
 from fake_nvml.fake_machine import FakeMachine
-from test_partition_on_fake import profiles, run
 
 Machine = Callable[..., FakeMachine]
 

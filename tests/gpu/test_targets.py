@@ -12,10 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from devices.partitioning import phases, program
 from fake_nvml.fake_machine import FakeMachine
-from running_node import RunningNode, h100, on_slot, until
-from test_partition_on_fake import phases, program
-from test_record import root
+from local_fleets.root_part import root
+from local_fleets.running_node import RunningNode, h100, on_slot, until
 
 import skyinfra as sky
 from skyinfra import PartitionFailed, mig

@@ -14,12 +14,12 @@ from typing import Any
 
 import distributed
 import pytest
-from client_fixtures import SECRET, Fleet
 from distributed import Client, Scheduler, SchedulerPlugin, WorkerPlugin
 from distributed.core import Server
 from distributed.diagnostics.plugin import NannyPlugin
 from distributed.protocol import pickle, to_serialize
 from distributed.protocol.serialize import ToPickle
+from local_fleets.client_fixtures import SECRET, Fleet
 
 import skyinfra as sky
 from skyinfra.client import Pool, open_pool

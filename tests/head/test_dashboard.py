@@ -17,7 +17,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from running_node import RunningNode
+from local_fleets.running_node import RunningNode
 from support import ROOT, missing
 
 import skyinfra as sky

@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from running_node import SECRET
+from local_fleets.running_node import SECRET
 
 from skyinfra import NodeFailed, PortTaken
 from skyinfra.engine.credentials import Credentials

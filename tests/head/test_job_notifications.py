@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from job_tasks import BIG, manifest_of, starts, wait_for
-from leaks import files_with, processes_with
-from running_node import RunningNode, h100, until
+from checks.leaks import files_with, processes_with
+from local_fleets.running_node import BIG, RunningNode, h100, until
+from servers.webhooks import WebhookServer, webhook_server
+from tasks_on_nodes.jobs import manifest_of, starts, wait_for
 from typer.testing import CliRunner
-from webhook_server import WebhookServer, webhook_server
 
 import skyinfra as sky
 from skyinfra.cli.app import app

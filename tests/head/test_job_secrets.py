@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from job_tasks import BIG, manifest_of, starts, wait_for
-from leaks import files_with, processes_with
-from running_node import RunningNode, h100, until
+from checks.leaks import files_with, processes_with
+from local_fleets.running_node import BIG, RunningNode, h100, until
+from tasks_on_nodes.jobs import manifest_of, starts, wait_for
 
 import skyinfra as sky
 from skyinfra.client import ask, connect, detach_script, open_pool

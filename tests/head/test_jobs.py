@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from journal_samples import CALL, OUTCOME, wanted
-from local_peer import LocalPeer
+from journals.samples import CALL, OUTCOME, wanted
+from local_fleets.local_peer import LocalPeer
 
 import skyinfra as sky
 from skyinfra.head import queue

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import inside
 import pytest
-from job_tasks import BIG, add, manifest_of, run_out, starts, wait_for
-from running_node import RunningNode, h100, until
+from local_fleets import inside
+from local_fleets.running_node import BIG, RunningNode, h100, until
+from tasks_on_nodes.jobs import add, manifest_of, run_out, starts, wait_for
 
 import skyinfra as sky
 from skyinfra.client import open_pool, open_questions

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from job_tasks import BIG, add, fail_until, manifest_of, starts, wait_for
-from running_node import RunningNode, h100, until
+from local_fleets.running_node import BIG, RunningNode, h100, until
 from support import python_path
+from tasks_on_nodes.jobs import add, fail_until, manifest_of, starts, wait_for
 from typer.testing import CliRunner
 
 import skyinfra as sky

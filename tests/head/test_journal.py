@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import journal_samples
 import pytest
-from journal_samples import CALL, IDENTITY, OUTCOME, wanted
+from journals import samples as journal_samples
+from journals.samples import CALL, IDENTITY, OUTCOME, wanted
 
 import skyinfra as sky
 from skyinfra.head.journal import Journal, Record, settled
@@ -105,9 +105,9 @@ def test_a_job_that_cannot_be_read_is_left_alone(tmp_path: Path, caplog: pytest.
 
 
 def test_a_head_that_is_killed_at_any_step_keeps_each_job_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
-    program = Path(journal_samples.__file__).with_name("journal_kills.py")
+    program = Path(journal_samples.__file__).with_name("kills.py")
     source = Path(sky.__file__).parents[1]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(source), str(program.parent)])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(source), str(program.parents[1])])}
     done = subprocess.run(
         [sys.executable, str(program), str(tmp_path)], capture_output=True, text=True, check=False, env=environment
     )

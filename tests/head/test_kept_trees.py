@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from journal_samples import CALL, OUTCOME, wanted
-from local_peer import LocalPeer
+from journals.samples import CALL, OUTCOME, wanted
+from local_fleets.local_peer import LocalPeer
 
 import skyinfra as sky
 from skyinfra.blobs.store import BlobStore, digest_of

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from job_tasks import BIG, add
-from running_node import RunningNode, h100, until
+from local_fleets.running_node import BIG, RunningNode, h100, until
+from tasks_on_nodes.jobs import add
 
 from skyinfra.head import records
 from skyinfra.head.records import Records

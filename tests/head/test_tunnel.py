@@ -6,7 +6,7 @@ import asyncio
 from typing import Any, cast
 
 import pytest
-from recorded_pages import RecordedPages
+from front_ends.recorded_pages import RecordedPages
 
 from skyinfra.head import tunnel
 from skyinfra.head.tunnel import Tunnel

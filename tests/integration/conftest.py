@@ -4,8 +4,8 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from bed_image import Unavailable
-from engine_bed import Engine
+from booted_nodes.image import Unavailable
+from booted_nodes.podman import Engine
 
 
 @pytest.fixture(autouse=True)

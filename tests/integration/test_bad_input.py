@@ -10,7 +10,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from fleet import copy_quickstart, processes, skyinfra, status, until
+from terraform_projects.commands import copy_quickstart, processes, skyinfra, status, until
 
 import skyinfra as sky
 

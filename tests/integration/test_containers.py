@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from engine_bed import NO_PYTHON, NODE, PREPARED, WHEELS, Engine
-from fleet import left, processes, skyinfra, until
+from booted_nodes.podman import NO_PYTHON, NODE, PREPARED, WHEELS, Engine
 from support import ROOT, module_source
+from terraform_projects.commands import left, processes, skyinfra, until
 
 import skyinfra as sky
 from skyinfra.bootstrap import runner_wheel

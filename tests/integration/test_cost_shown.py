@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from fleet import skyinfra
-from synthesized import project_of
+from terraform_projects.commands import skyinfra
+from terraform_projects.synthesized import project_of
 
 # A plan in which Terraform's part needs no cloud: the choices are those of AWS, the module is left out.
 AWS = "[sky.ComputePool(name='mig', nodes=2, provider=sky.AWS(), accelerator='H100:8/3g.40gb')]"

@@ -10,10 +10,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from cloud_modules.cases import CASES, CLOUDS, access
 from far_end.stand_in import far_end
-from fleet import skyinfra
 from mock_provider.bed import Bed, served
-from module_cases import CASES, CLOUDS, access
+from terraform_projects.commands import skyinfra
 
 from skyinfra import providers
 

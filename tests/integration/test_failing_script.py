@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from fleet import environment
 from support import python_path
+from terraform_projects.commands import environment
 
 SCRIPT = """\
 import skyinfra as sky

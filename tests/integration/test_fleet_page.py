@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fleet import copy_quickstart, skyinfra, until
 from support import ROOT, missing
+from terraform_projects.commands import copy_quickstart, skyinfra, until
 
 import skyinfra as sky
 from tools import site

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from fleet import copy_quickstart, processes, skyinfra, status, until
+from terraform_projects.commands import copy_quickstart, processes, skyinfra, status, until
 
 import skyinfra as sky
 from skyinfra.client import open_pool

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cloud_modules.cases import GCP, gcp_answers
 from mock_provider.bed import Bed, served
-from module_cases import GCP, gcp_answers
 from support import ROOT
 
 # The machines, the disk of the head and what reaches the nodes stand in the module that gcp calls.

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cloud_modules.cases import gcp_answers
 from mock_provider.bed import Bed, served
-from module_cases import gcp_answers
 from support import ROOT, module_source
 
 from skyinfra.offers import load

@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
-from fleet import copy_quickstart, processes, skyinfra, until
-from hcp_terraform import ORGANIZATION, Hcp
+from hcp.server import ORGANIZATION, Hcp
+from terraform_projects.commands import copy_quickstart, processes, skyinfra, until
 
 
 # tests/terraform/test_terraform_hcp.py drives Terraform with such a state and such runs.

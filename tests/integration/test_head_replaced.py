@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from fleet import left, processes, skyinfra, until
 from support import ROOT
+from terraform_projects.commands import left, processes, skyinfra, until
 
 import skyinfra as sky
 from skyinfra.client import Pool, open_pool

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cloud_modules.cases import AZURE, CASES, CLOUDS, DIGITALOCEAN, LAMBDA, VERDA, ModuleCase
 from far_end.stand_in import calls, far_end, node_file
 from mock_provider.bed import Bed, served
 from mock_provider.world import Failure
-from module_cases import AZURE, CASES, CLOUDS, DIGITALOCEAN, LAMBDA, VERDA, ModuleCase
 from support import ROOT
 
 from skyinfra.providers import read

@@ -16,13 +16,13 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
-import marketplaces
 import pytest
-from engine_bed import NODE, WHEELS, Engine
-from fleet import skyinfra
-from marketplaces import Marketplace
+from booted_nodes.podman import NODE, WHEELS, Engine
+from cloud_modules import marketplaces
+from cloud_modules.marketplaces import Marketplace
 from mock_provider.bed import Bed, served
 from mock_provider.world import World
+from terraform_projects.commands import skyinfra
 
 import skyinfra as sky
 from skyinfra.bootstrap import runner_wheel
@@ -174,7 +174,7 @@ def test_pods_of_runpod(tmp_path: Path, clean: Engine, monkeypatch: pytest.Monke
 def test_instances_of_vastai(tmp_path: Path, clean: Engine) -> None:
     """With the user data of nodes without a GPU, which Vast.ai has none of: there is no driver here."""
     # Nodes import this module, and have not what that one reads.
-    from module_cases import VASTAI, root
+    from cloud_modules.cases import VASTAI, root
 
     with market(tmp_path, clean, "vastai", "vastai_instance", ("VASTAI_API_KEY", "VASTAI_API_URL")) as made:
         image = sky.Image(wheelhouse=WHEELS, pip=["six"], runner=made.runner)

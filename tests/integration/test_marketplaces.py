@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import marketplaces
 import pytest
-from marketplaces import Marketplace
+from cloud_modules import marketplaces
+from cloud_modules.cases import RUNPOD, VASTAI, ModuleCase, root
+from cloud_modules.marketplaces import Marketplace
 from mock_provider.bed import Bed, served
-from module_cases import RUNPOD, VASTAI, ModuleCase, root
 
 CASES = {"runpod": RUNPOD, "vastai": VASTAI}
 # What a head that has ended, and one without a port, says.

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cloud_modules.cases import BY_THEMSELVES, CASES, ModuleCase, root
 from far_end.stand_in import far_end
-from fleet import SCRIPTS, processes, until
 from mock_provider.bed import Bed, served
-from module_cases import BY_THEMSELVES, CASES, ModuleCase, root
 from support import ROOT
+from terraform_projects.commands import SCRIPTS, processes, until
 
 from skyinfra.offers import load, providers
 from skyinfra.protocol.manifest import Manifest

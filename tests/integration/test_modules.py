@@ -8,8 +8,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from fleet import SCRIPTS, environment, processes, until
 from support import ROOT, module_source
+from terraform_projects.commands import SCRIPTS, environment, processes, until
 
 import skyinfra as sky
 from skyinfra.bootstrap import bundled

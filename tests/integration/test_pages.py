@@ -9,10 +9,9 @@ import sys
 from pathlib import Path
 from urllib.parse import unquote
 
-import debian_torch
 import pytest
-from fleet import environment, skyinfra
-from support import ROOT, missing
+from support import ROOT, debian_torch, missing
+from terraform_projects.commands import environment, skyinfra
 
 from tools import pictures, recording, site
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_pools import SECRET, declared, stateful_set
-from running_node import until
+from clusters.pools import SECRET, declared, stateful_set
+from local_fleets.running_node import until
 
 import skyinfra as sky
 

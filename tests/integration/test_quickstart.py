@@ -18,10 +18,11 @@ from typing import Any
 
 import psutil
 import pytest
-from fleet import copy_quickstart, environment, left, processes, skyinfra, status, until
-from on_terminal import on_terminal, plain
-from schemas import valid
-from support import ROOT, cdk_command
+from front_ends.on_terminal import on_terminal, plain
+from front_ends.schemas import valid
+from support import ROOT
+from terraform_projects.cdk import cdk_command
+from terraform_projects.commands import copy_quickstart, environment, left, processes, skyinfra, status, until
 
 import skyinfra as sky
 from skyinfra.client import open_pool

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-import slurm_cluster
-from capability_files import list_capabilities
+from clusters import slurm as slurm_cluster
+from clusters.slurm import Slurm
+from devices.capability_files import list_capabilities
+from devices.nvml_worlds import Fake
 from fake_nvml.fake_machine import FakeMachine
-from nvml_worlds import Fake
-from running_node import until
-from slurm_cluster import Slurm
+from local_fleets.running_node import until
 from support import ROOT
 
 import skyinfra as sky

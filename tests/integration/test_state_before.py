@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 
 import pytest
-from fleet import skyinfra
+from cloud_modules.cases import ModuleCase, gcp_answers
+from cloud_modules.states import CASES, declare, place, restore
 from mock_provider.bed import Bed, served
-from module_cases import ModuleCase, gcp_answers
-from module_states import CASES, declare, place, restore
+from terraform_projects.commands import skyinfra
 
 from skyinfra.deploy.upgrade import Upgrade
 from skyinfra.terraform.project import Project

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fleet import copy_quickstart, processes, skyinfra, status, until
 from support import ROOT, missing, unpack
+from terraform_projects.commands import copy_quickstart, processes, skyinfra, status, until
 
 from skyinfra.node import code
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cloud_modules.cases import VASTAI, root, vastai_offers
 from mock_provider.bed import Bed, served
 from mock_provider.world import Failure
-from module_cases import VASTAI, root, vastai_offers
 
 from skyinfra.terraform.cloud_errors import refusals
 

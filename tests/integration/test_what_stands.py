@@ -13,8 +13,8 @@ import uuid
 from pathlib import Path
 
 import pytest
-from fleet import environment, left, processes, skyinfra, until
-from synthesized import project_of
+from terraform_projects.commands import environment, left, processes, skyinfra, until
+from terraform_projects.synthesized import project_of
 
 PROGRAM = """
 import skyinfra as sky

@@ -10,7 +10,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from fleet import environment, processes, skyinfra, until
+from terraform_projects.commands import environment, processes, skyinfra, until
 
 HEAD = """
 import os, sys, time

@@ -6,9 +6,9 @@ import itertools
 from collections import Counter
 
 import pytest
+from checks.layouts import every_layout, plain
 
 from skyinfra import InvalidLayout, LayoutDoesNotFit, mig
-from tests.mig.test_mig_placement import every_layout, plain
 
 H100 = mig.geometry("h100_80gb")
 Place = tuple[str, int, int]

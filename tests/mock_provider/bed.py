@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from support import ROOT, mirror_configuration, python_path
+from support import ROOT, python_path
+from terraform_projects.mirrors import mirror_configuration
 
 from mock_provider.schema import Schema
 from mock_provider.world import World

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from running_node import RunningNode, h100
+from local_fleets.running_node import RunningNode, h100
 
 from skyinfra import InvalidNodeConfig, NodeRebooting, StateDirectoryError, desired
 from skyinfra.gpu.machine import RebootGuard, SimulatedMachine

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from running_node import RunningNode
+from local_fleets.running_node import RunningNode
 
 from skyinfra import NodeFailed, StateDirectoryError
 from skyinfra.node.folder import NodeDirectory, Status, writing

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from running_node import PATIENCE_S, RunningNode, h100, on_slot, until
+from local_fleets.running_node import PATIENCE_S, RunningNode, h100, on_slot, until
 
 from skyinfra.node import watchdog
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from notebooks import Kernel, write_manifest
+from front_ends.notebooks import Kernel, write_manifest
 from support import ROOT, python_path
 
 SETUP = """

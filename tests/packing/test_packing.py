@@ -7,8 +7,8 @@ import subprocess
 import sys
 from decimal import Decimal
 
-import packing_checks as checks
 import pytest
+from checks import packing as checks
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

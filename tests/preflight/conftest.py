@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aws_account import Cloud
 from moto import mock_aws
+from moto_aws.account import Cloud
 
 import skyinfra as sky
 

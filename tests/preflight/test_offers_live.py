@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from provider_tables import all_tables
-from rest_server import Rest, serving, slow
+from servers.provider_tables import all_tables
+from servers.rest import Rest, serving, slow
 from typer.testing import CliRunner
 
 from skyinfra import offers

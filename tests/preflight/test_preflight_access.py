@@ -13,9 +13,9 @@ from typing import Any
 
 import botocore.exceptions
 import pytest
-from aws_account import ACCOUNT, Cloud
 from botocore.awsrequest import AWSResponse
-from synthesized import project_of, synthesized
+from moto_aws.account import ACCOUNT, Cloud
+from terraform_projects.synthesized import project_of, synthesized
 from typer.testing import CliRunner
 
 import skyinfra as sky

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from aws_account import Cloud
+from moto_aws.account import Cloud
 
 import skyinfra as sky
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from provider_tables import all_tables
-from rest_server import Rest, Status, serving, slow
+from servers.provider_tables import all_tables
+from servers.rest import Rest, Status, serving, slow
 
 from skyinfra import providers
 from skyinfra.preflight import Line, Report, clouds, preflight

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from aws_account import Cloud
+from moto_aws.account import Cloud
 
 import skyinfra as sky
 

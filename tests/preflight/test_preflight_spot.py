@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from aws_account import Cloud
+from moto_aws.account import Cloud
 
 import skyinfra as sky
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from local_peer import LocalPeer
+from local_fleets.local_peer import LocalPeer
 
 import skyinfra as sky
 from skyinfra import errors

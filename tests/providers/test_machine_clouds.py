@@ -6,9 +6,9 @@ import re
 from typing import Any
 
 import pytest
-from module_cases import CASES, PUBLIC_KEY
-from module_cases import CLOUDS as CASES_OF
-from module_cases import access as needed
+from cloud_modules.cases import CASES, PUBLIC_KEY
+from cloud_modules.cases import CLOUDS as CASES_OF
+from cloud_modules.cases import access as needed
 
 import skyinfra as sky
 from skyinfra import providers

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from fake_nvml.fake_machine import FakeMachine
-from job_tasks import BIG, manifest_of, wait_for
-from running_node import RunningNode, h100, until
+from local_fleets.running_node import BIG, RunningNode, h100, until
+from tasks_on_nodes.jobs import manifest_of, wait_for
 from typer.testing import CliRunner
 
 import skyinfra as sky

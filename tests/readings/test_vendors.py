@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import vendor_files
-from vendor_files import GIB, NEURON_REPORT, NEURON_USED
+from devices import vendor_files
+from devices.vendor_files import GIB, NEURON_REPORT, NEURON_USED
 
 from skyinfra.gpu import inventory
 from skyinfra.protocol.instance import InstanceInfo

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from running_node import OTHER_SECRET, SECRET, RunningNode, until
+from local_fleets.running_node import OTHER_SECRET, SECRET, RunningNode, until
 
 import skyinfra as sky
 from skyinfra.cli.status import _fleet_status

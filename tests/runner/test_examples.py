@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from running_node import RunningNode, h100
+from local_fleets.running_node import RunningNode, h100
 from support import ROOT
 
 from skyinfra.protocol.nodeconfig import NodeConfig

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable
 
 import pytest
-from running_node import RunningNode, h100, until
+from local_fleets.running_node import RunningNode, h100, until
 
 from skyinfra import instance_info, mig
 from skyinfra.desired import file as desired_file

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from running_node import RunningNode, h100, until
+from local_fleets.running_node import RunningNode, h100, until
 
 from skyinfra import desired, instance_info
 from skyinfra.client import Pool

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from running_node import RunningNode, h100, until
+from local_fleets.running_node import RunningNode, h100, until
 
 from skyinfra import SlotLost, instance_info
 from skyinfra.client import Future, Pool

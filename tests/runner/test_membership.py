@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from running_node import RunningNode
+from local_fleets.running_node import RunningNode
 
 from skyinfra.errors import InvalidNodeConfig
 from skyinfra.node.node import Node

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import vendor_files
+from devices import vendor_files
 from fake_nvml.fake_machine import FakeMachine
 from hypothesis import given
 from hypothesis import strategies as st
-from running_node import RunningNode, h100
+from local_fleets.running_node import RunningNode, h100
 
 from skyinfra.node.folder import Status
 from skyinfra.protocol.instance import InstanceInfo

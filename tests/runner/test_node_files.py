@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from running_node import RunningNode
+from local_fleets.running_node import RunningNode
 from typer.testing import CliRunner
 
 import skyinfra as sky

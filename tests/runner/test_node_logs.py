@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from running_node import RunningNode, until
+from local_fleets.running_node import RunningNode, until
 from typer.testing import CliRunner
 
 from skyinfra import InvalidField, NodeFailed

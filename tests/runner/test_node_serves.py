@@ -16,10 +16,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import inside
 import pytest
 from distributed.comm import connect
-from running_node import OTHER_SECRET, SECRET, RunningNode, by_value, h100, on_slot, send, until
+from local_fleets import inside
+from local_fleets.running_node import OTHER_SECRET, SECRET, RunningNode, by_value, h100, on_slot, send, until
 
 from skyinfra.engine.credentials import Credentials
 from skyinfra.gpu.simulated.driver import SimulatedDriver

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from running_node import RunningNode, h100, on_slot
+from local_fleets.running_node import RunningNode, h100, on_slot
 
 from skyinfra.runner import cli
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from boots import PACKAGE, FirstBoot, program, step
+from first_boots.boots import PACKAGE, FirstBoot, program, step
 from support import ROOT
 
 # Where a runner brings its units, in its environment.

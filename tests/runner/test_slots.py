@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from running_node import h100
+from local_fleets.running_node import h100
 
 import skyinfra as sky
 from skyinfra.gpu import inventory

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from fleet import kill
-from running_node import RunningNode, until
+from local_fleets.running_node import RunningNode, until
+from terraform_projects.commands import kill
 
 import skyinfra as sky
 from skyinfra import InvalidNodeConfig

@@ -9,8 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from metadata_service import GCP, serving
-from running_node import h100
+from local_fleets.running_node import h100
+from servers.metadata_service import GCP, serving
 
 from skyinfra import InvalidField, InvalidLayout, LayoutDoesNotFit, NodeFailed, UnknownProfile
 from skyinfra.accelerators import Accelerator

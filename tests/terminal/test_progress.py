@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from client_fixtures import Fleet, eventually
-from on_terminal import on_terminal, plain
+from front_ends.on_terminal import on_terminal, plain
+from local_fleets.client_fixtures import Fleet, eventually
 from rich.console import Console
 
 from skyinfra.client import Pool, run_script

@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 import typer
-from schemas import valid
+from front_ends.schemas import valid
 from support import ROOT
 from typer.testing import CliRunner
 

@@ -6,7 +6,7 @@ import io
 import re
 
 import pytest
-from on_terminal import on_terminal, plain
+from front_ends.on_terminal import on_terminal, plain
 from rich.console import Console
 
 from skyinfra import mig

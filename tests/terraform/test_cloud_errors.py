@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from synthesized import document_of, synthesized, write
+from terraform_projects.driven import FAILED, NO_CAPACITY
+from terraform_projects.synthesized import document_of, synthesized, write
 
 import skyinfra as sky
 from skyinfra.deploy.apply import carry_out, planned
@@ -17,14 +18,7 @@ from skyinfra.terraform.program import Terraform
 from skyinfra.terraform.project import Project
 
 WORKER = 'module.mig.aws_instance.worker["mig-1"]'
-FAILED = "creating EC2 Instance: operation error EC2: RunInstances, "
 RUN = f"{FAILED}https response error StatusCode: 400, RequestID: r-1, api error "
-NO_CAPACITY = (
-    f"{FAILED}exceeded maximum number of attempts, 25, https response error StatusCode: 500, RequestID: r-1, api error "
-    "InsufficientInstanceCapacity: We currently do not have sufficient p5.48xlarge capacity in the Availability Zone "
-    "you requested (us-east-1a). Our system will be working on provisioning additional capacity. You can currently get "
-    "p5.48xlarge capacity by not specifying an Availability Zone in your request or choosing us-east-1b, us-east-1d."
-)
 DENIED = (
     f"{RUN}UnauthorizedOperation: You are not authorized to perform this operation. User: "
     "arn:aws:iam::123456789012:user/x is not authorized to perform: ec2:RunInstances on resource: "

@@ -13,37 +13,11 @@ import time
 from pathlib import Path
 
 import pytest
+from terraform_projects.driven import APPLY, SIMPLE, carry_out_all
 
 import skyinfra as sky
 from skyinfra.terraform.program import Plan, Terraform, find_program
 from skyinfra.terraform.text import Event
-
-SIMPLE = """
-variable "value" { default = "one" }
-resource "terraform_data" "a" { input = var.value }
-resource "terraform_data" "secret" { triggers_replace = sensitive("s3cret-value") }
-output "a" { value = terraform_data.a.output }
-output "secret" {
-  value     = terraform_data.secret.triggers_replace
-  sensitive = true
-}
-"""
-
-# A program that applies what is in a folder, and says how it was interrupted.
-APPLY = """
-import sys
-from pathlib import Path
-import skyinfra as sky
-from skyinfra.terraform.program import Terraform
-terraform = Terraform(Path(sys.argv[1]))
-terraform.prepare()
-try:
-    with terraform.planned(lambda e: None) as plan:
-        terraform.apply_plan(plan, lambda e: None)
-except sky.DeployInterrupted as error:
-    print(error)
-    sys.exit(error.exit_code)
-"""
 
 
 @pytest.fixture
@@ -52,27 +26,6 @@ def stack(tmp_path: Path, terraform_program: str) -> Terraform:
     terraform = Terraform(tmp_path)
     terraform.prepare()
     return terraform
-
-
-def carry_out_all(stack: Terraform) -> list[Event]:
-    """Plan, apply, outputs, replace and destroy of `SIMPLE`, or of what is the same; the events of it."""
-    events: list[Event] = []
-    assert stack.outputs() == {}
-    with stack.planned(events.append) as plan:
-        assert set(plan.changes) == {("create", "terraform_data.a"), ("create", "terraform_data.secret")}
-        stack.apply_plan(plan, events.append)
-    assert {e.address for e in events if e.kind == "done"} == {"terraform_data.a", "terraform_data.secret"}
-    assert stack.outputs() == {"a": "one", "secret": "s3cret-value"}
-    with stack.planned(events.append) as plan:
-        assert plan.empty
-    with stack.planned(events.append, replace=["terraform_data.a"]) as plan:
-        assert plan.changes == (("replace", "terraform_data.a"),)
-    with stack.planned(events.append, destroy=True) as plan:
-        assert {action for action, _ in plan.changes} == {"delete"} and len(plan.changes) == 2
-        stack.apply_plan(plan, events.append)
-    assert stack.outputs() == {}
-    assert not any("s3cret" in str(event) or "\x1b" in str(event) for event in events)
-    return events
 
 
 def test_plan_apply_output_destroy(stack: Terraform) -> None:

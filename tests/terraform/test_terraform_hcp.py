@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hcp_terraform import ORGANIZATION, Hcp
-from test_cloud_errors import NO_CAPACITY
-from test_terraform import APPLY, carry_out_all
+from hcp.server import ORGANIZATION, Hcp
+from terraform_projects.driven import APPLY, NO_CAPACITY, carry_out_all
 
 import skyinfra as sky
 from skyinfra.terraform.cloud_errors import explain

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from client_fixtures import eventually
+from local_fleets.client_fixtures import eventually
 
 import skyinfra as sky
 from skyinfra.client import open_pool

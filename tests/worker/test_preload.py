@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running_node import RunningNode, h100, until
+from local_fleets.running_node import RunningNode, h100, until
 
 import skyinfra as sky
 from skyinfra.node.folder import NodeDirectory

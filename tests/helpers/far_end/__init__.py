@@ -1,0 +1,1 @@
+"""SSH whose far end is on this machine: a program that stands first on PATH."""

@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cloud import Cloud, start
-from roots import PROVIDER_VERSION, Root, words
-from support import missing, provider_mirror
+from moto_aws.cloud import Cloud, start
+from moto_aws.roots import PROVIDER_VERSION, Root, words
+from support import missing
+from terraform_projects.mirrors import provider_mirror
 
 
 @pytest.fixture(scope="session")

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cloud import Cloud, tags
-from roots import Root, plan_changes
+from moto_aws.cloud import Cloud, tags
+from moto_aws.roots import Root, plan_changes
 from support import ROOT, missing, unpack
 
 # What stands is changed in place: test_aws_changes shows it with this version alone.

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from cloud import Cloud, tags
+from moto_aws.cloud import Cloud, tags
+from moto_aws.roots import HEAD_DATA, WORKER_DATA, Root, plan_changes, plan_counts
 from moto_ext.images import IMAGES, image_id
-from roots import HEAD_DATA, WORKER_DATA, Root, plan_changes, plan_counts
 
 # The fixture that all share is made once: the tests run in one process.
 # What a change replaces is shown on the bed too, by test_aws_on_the_bed.py.

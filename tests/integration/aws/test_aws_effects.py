@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cloud import Cloud
-from effects import POOLS, README, ZONE, Case, cases, effects, in_readme, table, variables, write_readme
-from roots import Root
+from moto_aws.cloud import Cloud
+from moto_aws.effects import POOLS, README, ZONE, Case, cases, effects, in_readme, table, variables, write_readme
+from moto_aws.roots import Root
 
 
 def test_every_input_is_in_the_tables_of_the_readme() -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from cloud import Cloud
-from roots import MODULE, SOURCE, Root, plan_changes
+from moto_aws.cloud import Cloud
+from moto_aws.roots import MODULE, SOURCE, Root, plan_changes
 
 from skyinfra.protocol.nodeconfig import HEAD_PLACEHOLDER, NODE_PLACEHOLDER, NodeConfig
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import pytest
 import yaml
-from cloud import REGIONS, Cloud, decompressed, tags
-from fleet_pools import MINE, NEURON, POOLS, UBUNTU
+from moto_aws.cloud import REGIONS, Cloud, decompressed, tags
+from moto_aws.fleet_pools import MINE, NEURON, POOLS, UBUNTU
+from moto_aws.roots import Root, plan_changes, plan_counts
 from moto_ext.images import image_id
-from roots import Root, plan_changes, plan_counts
 
 from skyinfra.protocol.manifest import Manifest
 

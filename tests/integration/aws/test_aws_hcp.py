@@ -8,9 +8,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from cloud import Cloud
-from hcp_terraform import ORGANIZATION, Hcp
-from projects import Project, secrets_of
+from hcp.server import ORGANIZATION, Hcp
+from moto_aws.cloud import Cloud
+from moto_aws.projects import Project, secrets_of
 from support import ROOT
 
 # test_hcp shows both modes with nodes of this machine, in a quarter of the time.

@@ -7,8 +7,8 @@ import random
 from typing import Any
 
 import pytest
-from cloud import Cloud
-from roots import HEAD_DATA, Root
+from moto_aws.cloud import Cloud
+from moto_aws.roots import HEAD_DATA, Root
 
 pytestmark = pytest.mark.slow
 

@@ -7,8 +7,8 @@ import json
 
 import pytest
 import yaml
-from cloud import Cloud, tags
-from roots import HEAD_DATA, VERSIONS, Root, plan_counts
+from moto_aws.cloud import Cloud, tags
+from moto_aws.roots import HEAD_DATA, VERSIONS, Root, plan_counts
 
 from skyinfra.protocol.manifest import MIN_SECRET_LENGTH, Manifest
 

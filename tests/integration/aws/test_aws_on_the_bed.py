@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from cloud import Cloud
-from effects import POOLS, cases, effects, in_readme, table
+from cloud_modules.cases import AWS_SUBNETS, aws_answers
 from mock_provider.bed import Bed, served
-from module_cases import AWS_SUBNETS, aws_answers
-from roots import Root
+from moto_aws.cloud import Cloud
+from moto_aws.effects import POOLS, cases, effects, in_readme, table
+from moto_aws.roots import Root
 
 MINE: dict[str, Any] = {
     "subnet_ids": list(AWS_SUBNETS),

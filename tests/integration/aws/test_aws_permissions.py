@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cloud import Cloud
-from fleet_pools import KEY
-from projects import Project
-from recorded import recording
+from moto_aws.cloud import Cloud
+from moto_aws.fleet_pools import KEY
+from moto_aws.projects import Project
+from moto_aws.recorded import recording
 
 from skyinfra.preflight.aws import ACTIONS
 from skyinfra.providers.aws_fields import permissions

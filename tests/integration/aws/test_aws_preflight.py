@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cloud import Cloud
+from moto_aws.cloud import Cloud
+from moto_aws.projects import STACK, Project
 from moto_ext.images import IMAGES, image_id
-from projects import STACK, Project
 
 P_QUOTA = "L-417A185B"
 VCPUS = 16  # of a p5.4xlarge

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from cloud import Cloud
-from cloud_config import problems, schema
-from projects import Project
-from roots import words
+from first_boots.cloud_config import problems, schema
+from moto_aws.cloud import Cloud
+from moto_aws.projects import Project
+from moto_aws.roots import words
 
 # The fixture that most share is made once: the tests run in one process.
 pytestmark = pytest.mark.xdist_group("aws-refusals")

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import yaml
-from cloud import REGIONS, Cloud, tags
-from cloud_config import problems, schema
-from projects import Project
+from first_boots.cloud_config import problems, schema
+from moto_aws.cloud import REGIONS, Cloud, tags
+from moto_aws.projects import Project
 
 from skyinfra.protocol.nodeconfig import NodeConfig
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cloud import Cloud, tags
-from projects import STACK, Project
+from moto_aws.cloud import Cloud, tags
+from moto_aws.projects import STACK, Project
 
 from skyinfra.bootstrap import runner_wheel
 from skyinfra.deploy.upgrade import Upgrade, wanted

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cloud import Cloud, start
-from fleet import kill, processes, until
-from projects import Project
-from schemas import valid
+from front_ends.schemas import valid
+from moto_aws.cloud import Cloud, start
+from moto_aws.projects import Project
+from terraform_projects.commands import kill, processes, until
 
 pytestmark = pytest.mark.slow
 

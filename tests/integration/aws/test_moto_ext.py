@@ -6,7 +6,7 @@ import re
 import urllib.request
 
 import pytest
-from cloud import Cloud
+from moto_aws.cloud import Cloud
 
 
 @pytest.mark.xdist_group("aws")

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from cloud import Cloud
-from fleet import processes, until
-from projects import Project, secrets_of
+from moto_aws.cloud import Cloud
+from moto_aws.projects import Project, secrets_of
+from terraform_projects.commands import processes, until
 
 pytestmark = pytest.mark.slow
 

@@ -6,8 +6,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from bed_fleet import Bed, Fleet
-from bed_image import Unavailable
+from booted_nodes.fleet import Bed, Fleet
+from booted_nodes.image import Unavailable
 
 import skyinfra as sky
 

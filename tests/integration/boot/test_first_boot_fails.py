@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from bed_fleet import Bed, Fleet
-from bed_machine import Machine
-from fleet import until
+from booted_nodes.fleet import Bed, Fleet
+from booted_nodes.machine import Machine
+from terraform_projects.commands import until
 
 import skyinfra as sky
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import mock_provider.bed as mock
 import pytest
-from bed_fleet import Bed
-from bed_hosts import Hosts
-from bed_machine import Machine
-from bed_tasks import look
-from fleet import until
+from booted_nodes.fleet import Bed
+from booted_nodes.hosts import Hosts
+from booted_nodes.machine import Machine
 from support import module_source
+from tasks_on_nodes.booted import look
+from terraform_projects.commands import until
 
 import skyinfra as sky
 from skyinfra.bootstrap import runner_wheel

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from bed_fleet import BOOT_S, Bed, Fleet
-from fleet import until
+from booted_nodes.fleet import BOOT_S, Bed, Fleet
+from terraform_projects.commands import until
 
 import skyinfra as sky
 from skyinfra.client import Pool

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from importlib import metadata
 
 import pytest
-from bed_fleet import Bed, Fleet
-from bed_image import EXTRA
-from bed_machine import Machine
-from bed_tasks import look, package
+from booted_nodes.fleet import Bed, Fleet
+from booted_nodes.image import EXTRA
+from booted_nodes.machine import Machine
+from tasks_on_nodes.booted import look, package
 
 # One bed for each group: what its nodes are made of is built once for all of them.
 pytestmark = pytest.mark.xdist_group("booted-first")

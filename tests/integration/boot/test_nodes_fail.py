@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable
 
 import pytest
-from bed_fleet import Bed, Fleet
-from bed_machine import Machine
-from bed_tasks import look
-from fleet import until
+from booted_nodes.fleet import Bed, Fleet
+from booted_nodes.machine import Machine
+from tasks_on_nodes.booted import look
+from terraform_projects.commands import until
 
 import skyinfra as sky
 

@@ -11,10 +11,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from bed_fleet import BOOT_S, Fleet
-from bed_machine import Machine
-from bed_tasks import look, work
-from fleet import until
+from booted_nodes.fleet import BOOT_S, Fleet
+from booted_nodes.machine import Machine
+from tasks_on_nodes.booted import look, work
+from terraform_projects.commands import until
 
 # The fixture that all share is made once: the tests run in one process.
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("booted-three")]

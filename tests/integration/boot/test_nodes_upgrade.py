@@ -6,9 +6,9 @@ import json
 from collections.abc import Callable, Iterator
 
 import pytest
-from bed_fleet import Fleet
-from bed_tasks import work
-from fleet import until
+from booted_nodes.fleet import Fleet
+from tasks_on_nodes.booted import work
+from terraform_projects.commands import until
 
 from skyinfra.bootstrap import runner_wheel
 from skyinfra.client import Questions, open_questions

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import vendor_files
-from bed_fleet import Bed, Fleet
-from bed_hosts import Hosts
-from bed_machine import Machine
-from bed_tasks import output_of
-from fleet import skyinfra
+from booted_nodes.fleet import Bed, Fleet
+from booted_nodes.hosts import Hosts
+from booted_nodes.machine import Machine
+from devices import vendor_files
+from tasks_on_nodes.booted import output_of
+from terraform_projects.commands import skyinfra
 
 import skyinfra as sky
 from skyinfra.client import Pool, open_pool

@@ -7,11 +7,11 @@ from contextlib import ExitStack
 from importlib import metadata
 from pathlib import Path
 
-import bed_sources
 import pytest
-from bed_fleet import Bed, Fleet
-from bed_image import EXTRA
-from bed_tasks import output_of, package
+from booted_nodes import sources as bed_sources
+from booted_nodes.fleet import Bed, Fleet
+from booted_nodes.image import EXTRA
+from tasks_on_nodes.booted import output_of, package
 
 import skyinfra as sky
 

@@ -6,10 +6,10 @@ import datetime
 from collections.abc import Callable
 
 import pytest
-from bed_fleet import Bed, Fleet
-from bed_machine import Machine
-from bed_tasks import look, stay
-from fleet import until
+from booted_nodes.fleet import Bed, Fleet
+from booted_nodes.machine import Machine
+from tasks_on_nodes.booted import look, stay
+from terraform_projects.commands import until
 
 # The fixture that all share is made once: the tests run in one process.
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("booted-more")]

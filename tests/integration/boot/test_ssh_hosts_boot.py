@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-import bed_image
 import pytest
-from bed_fleet import Bed
-from bed_hosts import Hosts, answers, traces
-from bed_tasks import look
-from fleet import environment, skyinfra, until
+from booted_nodes import image as bed_image
+from booted_nodes.fleet import Bed
+from booted_nodes.hosts import Hosts, answers, traces
 from support import ROOT
+from tasks_on_nodes.booted import look
+from terraform_projects.commands import environment, skyinfra, until
 
 from skyinfra.client import Pool, open_pool
 from skyinfra.terraform.project import Project

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from bed_fleet import BOOT_S, Bed, Fleet
-from fleet import until
-from test_google_cloud import on_google
+from booted_nodes.fleet import BOOT_S, Bed, Fleet
+from booted_nodes.google import on_google
+from terraform_projects.commands import until
 
 import skyinfra as sky
 

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from bed_fleet import Bed, Fleet
-from bed_image import Unavailable
-from fleet import until
+from booted_nodes.fleet import Bed, Fleet
+from booted_nodes.image import Unavailable
+from terraform_projects.commands import until
 
 import skyinfra as sky
 from skyinfra.client import Pool

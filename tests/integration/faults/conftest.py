@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from fault_fleet import Fleet, Unavailable, network
+from namespaces.fleet import Fleet, Unavailable, network
 
 NODES = 3
 

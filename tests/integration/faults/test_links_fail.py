@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from fault_fleet import LAYOUT, RESULT_S, Fleet, Node, cut
-from fault_tasks import count, started_again, starts
-from fleet import until
+from namespaces.fleet import LAYOUT, RESULT_S, Fleet, Node, cut
+from tasks_on_nodes.faults import count, started_again, starts
+from terraform_projects.commands import until
 
 # The fixture that all share is made once: the tests run in one process.
 pytestmark = pytest.mark.xdist_group("faults-links")

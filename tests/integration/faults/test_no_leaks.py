@@ -8,8 +8,8 @@ import os
 
 import psutil
 import pytest
-from fault_fleet import Fleet
-from fault_tasks import echo
+from namespaces.fleet import Fleet
+from tasks_on_nodes.faults import echo
 
 # The fixture that all share is made once: the tests run in one process.
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("faults-tasks")]

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fault_fleet import LAYOUT, READY_S, Fleet, Unavailable, network
-from fleet import until
+from namespaces.fleet import LAYOUT, READY_S, Fleet, Unavailable, network
 from support import missing
+from terraform_projects.commands import until
 
 import skyinfra as sky
 

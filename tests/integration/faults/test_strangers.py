@@ -13,7 +13,7 @@ from pathlib import Path
 import distributed
 import pytest
 from distributed.protocol.pickle import dumps
-from fault_fleet import LAYOUT, OTHER_SECRET, PORT, SECRET, Fleet, Node
+from namespaces.fleet import LAYOUT, OTHER_SECRET, PORT, SECRET, Fleet, Node
 
 from skyinfra.engine.credentials import Credentials
 

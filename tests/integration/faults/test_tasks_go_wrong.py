@@ -11,12 +11,12 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import inside
 import pytest
-from fault_fleet import RESULT_S, Fleet
-from fault_tasks import count, die, hold, started_again, starts
-from fleet import until
+from local_fleets import inside
+from namespaces.fleet import RESULT_S, Fleet
 from support import ROOT
+from tasks_on_nodes.faults import count, die, hold, started_again, starts
+from terraform_projects.commands import until
 
 import skyinfra as sky
 
@@ -85,7 +85,7 @@ def test_nothing_starts_twice_when_a_node_is_drained(fleet: Fleet, tmp_path: Pat
 
 CLIENT = """
 import json, sys, time
-from fault_tasks import spin
+from tasks_on_nodes.faults import spin
 from skyinfra.client import open_pool
 from skyinfra.protocol.manifest import Manifest
 
@@ -101,7 +101,7 @@ def test_the_tasks_of_a_client_that_dies_end(fleet: Fleet, tmp_path: Path) -> No
     topics = kept_topics(fleet, tmp_path)
     client = subprocess.Popen(
         [sys.executable, "-c", CLIENT, str(journal), str(2 * fleet.size)],
-        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{Path(__file__).parent}"},
+        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'helpers'}"},
         stdin=subprocess.PIPE,
         text=True,
     )

@@ -1,0 +1,1 @@
+"""Nodes that really boot: a Debian with systemd and cloud-init in systemd-nspawn, QEMU, or Podman."""

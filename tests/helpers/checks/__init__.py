@@ -1,0 +1,1 @@
+"""Checks that several tests share: leaked secrets, packings, configurations of mig-parted."""

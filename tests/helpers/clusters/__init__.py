@@ -1,0 +1,1 @@
+"""Slurm on this machine, and pools that Slurm and Kubernetes can carry."""

@@ -1,0 +1,1 @@
+"""First boots in a folder, and the check of cloud-configs."""

@@ -1,0 +1,138 @@
+"""A fleet for tests, in a process of its own: one scheduler and one Nanny per slot, as the runner starts them.
+
+Reads its configuration as JSON from stdin (one line), writes ``{"port": ...}`` to stdout, ends when stdin ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+from distributed import Nanny
+
+from skyinfra.blobs.store import BlobStore
+from skyinfra.engine import settings
+from skyinfra.engine.credentials import Credentials
+from skyinfra.head.blobs import HeadBlobs
+from skyinfra.head.scheduler import FleetScheduler
+from skyinfra.protocol.fleet import FleetLayout
+from skyinfra.protocol.instance import InstanceInfo
+from skyinfra.runner import slots
+from skyinfra.worker import process
+
+
+class OtherScheduler(FleetScheduler):
+    """A scheduler that claims to run other versions."""
+
+    claims: dict[str, str] = {}  # noqa: RUF012
+
+    def identity(self, n_workers=-1):
+        found = super().identity(n_workers)
+        found["skyinfra"]["version"] = self.claims.get("skyinfra", found["skyinfra"]["version"])
+        return found
+
+    def kept(self):
+        """What it keeps of clients, tasks and messages; the call ``test_kept``."""
+        streams = (*self.stream_comms.values(), *self.client_comms.values())
+        return {
+            "topics": [name for name in self._broker._topics if name.startswith("skyinfra-")],
+            "spans": len(self.extensions["spans"].spans),
+            "sent": sum(len(stream.recent_message_log) for stream in streams),
+        }
+
+    def versions(self):
+        found = super().versions()
+        found["host"]["python"] = self.claims.get("python", found["host"]["python"])
+        found["packages"]["distributed"] = self.claims.get("distributed", found["packages"]["distributed"])
+        return found
+
+
+def start_nanny(address: str, node: str, index: int, secret: str, root: Path, *, whole: bool, memory: list) -> Nanny:
+    """*whole*: the slot is a GPU of its own, and not a partition of GPU 0. *memory*: GB of each slot, if known."""
+    name = f"GPU-{node}-{index}" if whole else f"MIG-{node}-{index}"
+    slot = InstanceInfo(
+        node=node,
+        worker=index,
+        slot=f"{node}/{index}",
+        kind="gpu" if whole else "partition",
+        fleet="stack/pool",
+        profile=None if whole else "3g.40gb",
+        accelerator="H100",
+        gpu=index if whole else 0,
+        uuid=name,
+        visible=("CUDA_VISIBLE_DEVICES", name),
+        start=None if whole else 4 * index,
+        size=None if whole else 4,
+        units=None if whole else 8,
+        simulated=True,
+        memory_gb=memory[index] if memory else None,
+    )
+    directory = root / node
+    directory.mkdir(exist_ok=True)
+    packages, scratch = directory / "packages", root / "scratch"
+    return process.nanny(
+        slot,
+        scheduler=address,
+        host="127.0.0.1",
+        security=Credentials.derive(secret, role="worker", name=slot.slot).security(),
+        env=process.environment(
+            slot,
+            directory=directory,
+            packages=packages,
+            variables={},
+            confine=slots.environment(slot, "nvidia"),
+            threads=1,
+        ),
+        packages=packages,
+        scratch=scratch,
+    )
+
+
+async def serve(config: dict) -> None:
+    secret, root = config["secret"], Path(config["root"])
+    OtherScheduler.claims = config.get("claims", {})
+    settings.configure(scratch=root / "scratch")
+    scheduler = await OtherScheduler(
+        layout=FleetLayout(1),
+        handlers=HeadBlobs(BlobStore(root / "n0" / "blobs", **config.get("blobs", {}))).handlers,
+        host="127.0.0.1",
+        port=config.get("port", 0),
+        security=Credentials.derive(secret, role="scheduler", name="n0").security(),
+        dashboard=False,
+        dashboard_address="127.0.0.1:0",
+    )
+    scheduler.handlers["test_kept"] = scheduler.kept
+    scheduler.handlers["test_secrets"] = lambda: sum(map(len, scheduler._secrets._values.values()))
+    scheduler.handlers["test_forget_secrets"] = lambda: scheduler._secrets._values.clear()
+    scheduler.declared_secrets = config.get("secrets", {})
+    nannies = [
+        start_nanny(
+            scheduler.address,
+            node,
+            index,
+            secret,
+            root,
+            whole=config.get("whole", False),
+            memory=config.get("memory", []),
+        )
+        for node in config["nodes"]
+        for index in range(config["slots"])
+    ]
+    for node in config["nodes"]:
+        scheduler.promise(node, [f"{node}/{index}" for index in range(config.get("promised", config["slots"]))])
+    await asyncio.gather(*nannies)
+    print(json.dumps({"port": scheduler.port}), flush=True)
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    loop.add_reader(sys.stdin.fileno(), ended.set)
+    await ended.wait()
+    await asyncio.gather(*(nanny.close(timeout=2) for nanny in nannies))
+    await scheduler.close()
+
+
+if __name__ == "__main__":
+    from local_fleets.client_fleet import serve as importable_serve
+
+    asyncio.run(importable_serve(json.loads(sys.stdin.readline())))

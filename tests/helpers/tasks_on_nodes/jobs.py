@@ -1,0 +1,51 @@
+"""Tasks for tests of jobs, and what the tests ask of their head."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from local_fleets.running_node import RunningNode
+
+    from skyinfra.protocol.manifest import Manifest
+
+
+def add(a: int, b: int) -> int:
+    return a + b
+
+
+def wait_for(path: str, value: object = None) -> object:
+    """Leaves its process id for each start, and ends when it is let through."""
+    with open(path, "a") as file:  # noqa: PTH123
+        file.write(f"{os.getpid()}\n")
+    print("started", flush=True)
+    while not os.path.exists(f"{path}.open"):  # noqa: PTH110
+        time.sleep(0.01)
+    print("let through", flush=True)
+    return value
+
+
+def run_out() -> None:
+    """Raises what PyTorch raises where a device has no more memory."""
+    raise RuntimeError("CUDA out of memory. Tried to allocate 50.00 GiB.")
+
+
+def fail_until(path: str, starts: int) -> int:
+    with open(path, "a") as file:  # noqa: PTH123
+        file.write(".")
+        found = file.tell()
+    if found < starts:
+        raise ValueError(f"start {found}")
+    return found
+
+
+def starts(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def manifest_of(head: RunningNode) -> Manifest:
+    with head.pool() as pool:
+        return pool.manifest
