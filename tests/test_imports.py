@@ -70,16 +70,25 @@ ALLOWED: dict[str, set[str]] = {
     "sync": {"blobs", "program", "protocol", "tasks"},
     "port_forward": {"protocol"},
     "page": {"protocol"},
+    "submission": {
+        "engine",
+        "first_boot",
+        "notebook",
+        "port_forward",
+        "protocol",
+        "recommendation",
+        "sync",
+        "tasks",
+        "worker",
+    },
     "client": {
         "blobs",
         "engine",
-        "first_boot",
         "node",
         "notebook",
         "page",
         "protocol",
-        "port_forward",
-        "recommendation",
+        "submission",
         "sync",
         "tasks",
         "terraform",
@@ -100,7 +109,7 @@ ALLOWED: dict[str, set[str]] = {
         "stack",
         "terraform",
     },
-    "terminal": {"accelerators", "client", "deploy", "mig", "protocol", "terraform"},
+    "terminal": {"accelerators", "client", "deploy", "mig", "protocol", "submission", "terraform"},
 }
 # What travels to a node may use these and the standard library.
 TRAVELS = {

@@ -65,7 +65,7 @@ REVEALED = [
     "float",
     "typing.Iterator[float]",
     "typing.Iterator[float]",
-    "set[skyinfra.client.futures.Future[float]]",
+    "set[skyinfra.submission.futures.Future[float]]",
     "skyinfra.client.pool.Pool",
 ]
 

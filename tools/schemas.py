@@ -14,7 +14,6 @@ import typing
 from pathlib import Path
 from typing import Any, Literal
 
-from skyinfra.client.fleet import RunningTask
 from skyinfra.deploy.advice import FleetAdvice
 from skyinfra.deploy.last_run import LastRun
 from skyinfra.mig.advice import Advice
@@ -31,6 +30,7 @@ from skyinfra.protocol.readings import SlotReading
 from skyinfra.providers import Machines
 from skyinfra.recommendation.memory import Part, Split, Workload
 from skyinfra.recommendation.models import Model
+from skyinfra.submission.fleet import RunningTask
 from skyinfra.sync.bringing import How
 from skyinfra.terminal.tables import SCHEMA_VERSION
 

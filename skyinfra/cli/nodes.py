@@ -23,7 +23,7 @@ from skyinfra.terraform.project import Project
 
 if TYPE_CHECKING:
     from skyinfra.client import Questions
-    from skyinfra.client.fleet import RunningTask
+    from skyinfra.submission.fleet import RunningTask
 
 _DOCTOR_S = 60.0
 _TOP_S = 5.0

@@ -32,8 +32,8 @@ from skyinfra.terraform.state import Resource
 from skyinfra.terraform.synthesized import SynthesizedStack
 
 if TYPE_CHECKING:
-    from skyinfra.client.fleet import RunningTask
-    from skyinfra.client.snapshot import Snapshot
+    from skyinfra.submission.fleet import RunningTask
+    from skyinfra.submission.snapshot import Snapshot
 
 # Of the changes of layouts that follow the work.
 _SHOWN_CHANGES = 5

@@ -15,8 +15,6 @@ from collections.abc import (
 )
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeAlias, TypeVar, Unpack, overload
 
-from skyinfra.client.flow import Flow
-from skyinfra.client.futures import Future
 from skyinfra.client.jobs import Job
 from skyinfra.client.launching import How, Sender, no_task, signature_of
 from skyinfra.client.lookup import connect
@@ -27,6 +25,8 @@ from skyinfra.protocol.calls import Outcome
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.jobs import State
 from skyinfra.protocol.secrets import Secret
+from skyinfra.submission.flow import Flow
+from skyinfra.submission.futures import Future
 from skyinfra.tasks.task import Compute, Gather, Task
 
 P = ParamSpec("P")

@@ -20,11 +20,11 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from skyinfra import page
-from skyinfra.client.connection import Asker
 from skyinfra.engine.forwarding import Listener
 from skyinfra.engine.waiting import within
 from skyinfra.errors import MissingDependency, SkyinfraError
 from skyinfra.protocol import services
+from skyinfra.submission.connection import Asker
 
 _WAIT_S = 15.0
 _PART = 256 * 1024

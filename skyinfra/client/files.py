@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from skyinfra.blobs.transfer import BlobsMissing
-from skyinfra.client.fleet import AskedFleet, Fleet
 from skyinfra.errors import InvalidField, InvalidInclude, NodeFailed
 from skyinfra.protocol import questions
+from skyinfra.submission.fleet import AskedFleet, Fleet
 from skyinfra.sync import bringing, project, sync
 from skyinfra.sync.bringing import Brought, Here
 from skyinfra.sync.includes import Includes

@@ -16,9 +16,7 @@ from dataclasses import replace
 from typing import cast
 
 from skyinfra.client import ranks
-from skyinfra.client.fleet import Fleet
 from skyinfra.client.ranks import Launch, Lines
-from skyinfra.client.snapshot import Snapshot, Target
 from skyinfra.engine import deaths
 from skyinfra.engine.deaths import Death
 from skyinfra.engine.executor import may_pass
@@ -29,6 +27,8 @@ from skyinfra.protocol.calls import ATTEMPTS, FETCH, Outcome
 from skyinfra.protocol.gang import GangState, Rank, RankEnd, Wish, Work
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.rpc import Peer
+from skyinfra.submission.fleet import Fleet
+from skyinfra.submission.snapshot import Snapshot, Target
 from skyinfra.tasks import outcomes
 from skyinfra.tasks.pickling import Shipment
 from skyinfra.tasks.task import Task

@@ -16,9 +16,6 @@ from pathlib import Path
 from typing import Generic, ParamSpec, TypeGuard, TypeVar
 
 from skyinfra.client import files
-from skyinfra.client.connection import Asker
-from skyinfra.client.fleet import AskedFleet, Fleet
-from skyinfra.client.snapshot import Target
 from skyinfra.engine.notifications import webhooks
 from skyinfra.engine.waiting import within
 from skyinfra.errors import InvalidField, JobCancelled, NotSupported, SlotLost
@@ -27,6 +24,9 @@ from skyinfra.protocol.calls import Outcome
 from skyinfra.protocol.jobs import JobInfo, Kind, State, Submission
 from skyinfra.protocol.rpc import Call
 from skyinfra.protocol.secrets import Secret, named
+from skyinfra.submission.connection import Asker
+from skyinfra.submission.fleet import AskedFleet, Fleet
+from skyinfra.submission.snapshot import Target
 from skyinfra.sync import bringing
 from skyinfra.sync.bringing import Brought, Here
 from skyinfra.tasks import outcomes, pickling

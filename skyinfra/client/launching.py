@@ -16,18 +16,18 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypedDict, TypeVar
 
 from skyinfra.client import gangs, ranks
-from skyinfra.client.fleet import Fleet
-from skyinfra.client.flow import Chunk, Flow, suits
-from skyinfra.client.futures import Future
-from skyinfra.client.items import Arrivals
 from skyinfra.client.ranks import Launch, Lines, Received
-from skyinfra.client.snapshot import ANYWHERE, Target
 from skyinfra.errors import InvalidField, NotSupported, check_kind, check_options, counted, did_you_mean
 from skyinfra.protocol.calls import PROGRAM_GRACE_S
 from skyinfra.protocol.gang import Framework, RankEnd, Work
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import Manifest, ManifestNode
 from skyinfra.protocol.secrets import Secret, met
+from skyinfra.submission.fleet import Fleet
+from skyinfra.submission.flow import Chunk, Flow, suits
+from skyinfra.submission.futures import Future
+from skyinfra.submission.items import Arrivals
+from skyinfra.submission.snapshot import ANYWHERE, Target
 from skyinfra.tasks import outcomes, pickling
 from skyinfra.tasks.included import Included
 from skyinfra.tasks.task import Gather, Options, Task, on_node

@@ -10,12 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from skyinfra.client import files
-from skyinfra.client.connection import Limits, boot_failed
-from skyinfra.client.fleet import AskedFleet, Fleet
 from skyinfra.client.pool import Pool
 from skyinfra.client.questions import Questions
-from skyinfra.client.snapshot import Snapshot
-from skyinfra.client.watching import OnOutput, Watcher
 from skyinfra.errors import (
     BootFailed,
     FleetUnreachable,
@@ -29,6 +25,10 @@ from skyinfra.node.node import Node
 from skyinfra.protocol.instance import NODE_CONFIG, NODE_DIRECTORY, InstanceInfo, instance_info
 from skyinfra.protocol.manifest import Endpoint, Manifest, ManifestNode, ManifestSlot
 from skyinfra.protocol.secrets import Secret
+from skyinfra.submission.connection import Limits, boot_failed
+from skyinfra.submission.fleet import AskedFleet, Fleet
+from skyinfra.submission.snapshot import Snapshot
+from skyinfra.submission.watching import OnOutput, Watcher
 from skyinfra.sync import project
 from skyinfra.terraform.project import Project
 from skyinfra.worker import interruption

@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any, TypeVar, Unpack, overload
 
 from skyinfra.client import files, jobs
-from skyinfra.client.fleet import Fleet
-from skyinfra.client.flow import Flow
-from skyinfra.client.futures import Future, cancel_all
 from skyinfra.client.jobs import Job
 from skyinfra.client.launching import How, Sender, no_task, signature_of
 from skyinfra.client.questions import Questions
 from skyinfra.client.ranks import Received
-from skyinfra.client.snapshot import ANYWHERE, Target
 from skyinfra.errors import SkyinfraError, refuses_unknown_options
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.secrets import Secret
+from skyinfra.submission.fleet import Fleet
+from skyinfra.submission.flow import Flow
+from skyinfra.submission.futures import Future, cancel_all
+from skyinfra.submission.snapshot import ANYWHERE, Target
 from skyinfra.sync.sync import Synced
 from skyinfra.tasks.task import Compute, Gather, Options, Task
 

@@ -12,15 +12,15 @@ from typing import Any, Self
 from skyinfra import page
 from skyinfra.client import files
 from skyinfra.client.dashboard import Dashboard
-from skyinfra.client.fleet import ANSWER_S, AskedFleet, RunningTask
 from skyinfra.client.jobs import Job, Line
-from skyinfra.client.snapshot import Snapshot
 from skyinfra.engine.forwarding import Forward
 from skyinfra.errors import InvalidField, NodeError, did_you_mean
 from skyinfra.protocol import questions, services
 from skyinfra.protocol.jobs import JobInfo
 from skyinfra.protocol.manifest import Manifest
 from skyinfra.protocol.readings import Figures, TaskRecord
+from skyinfra.submission.fleet import ANSWER_S, AskedFleet, RunningTask
+from skyinfra.submission.snapshot import Snapshot
 
 # Nodes that are asked at the same time.
 _AT_ONCE = 32

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast, get_args
 
-from skyinfra.client.snapshot import Snapshot, Target
 from skyinfra.engine import deaths
 from skyinfra.engine.executor import may_pass
 from skyinfra.errors import GangFailed, InvalidField, NotSupported, SlotLost, counted, did_you_mean
@@ -15,6 +14,7 @@ from skyinfra.protocol.calls import Outcome, SecretUse
 from skyinfra.protocol.gang import NEURON_CORES, Candidates, Framework, Rank, RankEnd, Work, spmd
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import Manifest
+from skyinfra.submission.snapshot import Snapshot, Target
 from skyinfra.tasks import outcomes
 from skyinfra.tasks.included import Included
 from skyinfra.tasks.task import Options

@@ -17,17 +17,17 @@ from typing import cast
 from skyinfra.blobs import copies
 from skyinfra.blobs.trees import Entry
 from skyinfra.client import files, jobs
-from skyinfra.client.fleet import Fleet
 from skyinfra.client.launching import Gang
 from skyinfra.client.pool import Pool
 from skyinfra.client.ranks import Launch, Received
-from skyinfra.client.snapshot import Target
 from skyinfra.errors import GangFailed, SkyinfraError, SlotLost, counted, did_you_mean
 from skyinfra.protocol.calls import BESIDE, FETCH, PLACE
 from skyinfra.protocol.gang import Work
 from skyinfra.protocol.jobs import KEEPING, WRITTEN, Written
 from skyinfra.protocol.secrets import Secret
 from skyinfra.protocol.shortage import STREAM
+from skyinfra.submission.fleet import Fleet
+from skyinfra.submission.snapshot import Target
 from skyinfra.sync import bringing, project
 from skyinfra.sync.bringing import Here
 from skyinfra.sync.includes import Includes

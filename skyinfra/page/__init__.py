@@ -34,7 +34,7 @@ POLICY = (
 
 
 class Look(Protocol):
-    """The fleet at one moment; see `skyinfra.client.snapshot.Snapshot`."""
+    """The fleet at one moment; see `skyinfra.submission.snapshot.Snapshot`."""
 
     @property
     def slots(self) -> tuple[InstanceInfo, ...]: ...
@@ -45,7 +45,7 @@ class Look(Protocol):
 
 
 class Running(Protocol):
-    """A task that runs; see `skyinfra.client.fleet.RunningTask`."""
+    """A task that runs; see `skyinfra.submission.fleet.RunningTask`."""
 
     @property
     def key(self) -> str: ...

@@ -20,8 +20,8 @@ from skyinfra.protocol.manifest import ManifestSlot
 from skyinfra.terminal import tables
 
 if TYPE_CHECKING:
-    from skyinfra.client.fleet import RunningTask
     from skyinfra.deploy.transitions import GpuChange, Transition
+    from skyinfra.submission.fleet import RunningTask
 
 # The width of the word before a sentence.
 _WORD = 8

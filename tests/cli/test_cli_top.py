@@ -7,9 +7,9 @@ import io
 from rich.console import Console
 
 from skyinfra.cli.nodes import _usage_table
-from skyinfra.client.fleet import RunningTask
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.readings import Figures, SlotReading
+from skyinfra.submission.fleet import RunningTask
 
 
 def shown(*readings: SlotReading) -> str:

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 import skyinfra as sky
 from skyinfra.client import open_pool
-from skyinfra.client.flow import Flow, Pace
-from skyinfra.client.futures import Future
 from skyinfra.protocol.calls import Outcome
+from skyinfra.submission.flow import Flow, Pace
+from skyinfra.submission.futures import Future
 
 MANY = 400
 

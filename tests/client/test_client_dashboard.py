@@ -13,9 +13,9 @@ import pytest
 from front_ends.recorded_pages import PAGE, SWITCHED, Head, RecordedPages
 
 from skyinfra import page
-from skyinfra.client.connection import Connection
 from skyinfra.client.dashboard import Dashboard
 from skyinfra.head.tunnel import Tunnel
+from skyinfra.submission.connection import Connection
 
 PATIENCE_S = 30.0
 

@@ -24,8 +24,9 @@ from support import python_path
 from tornado.iostream import IOStream
 
 import skyinfra as sky
-from skyinfra.client import connection, lookup, open_pool, open_questions
+from skyinfra.client import lookup, open_pool, open_questions
 from skyinfra.protocol.manifest import Endpoint
+from skyinfra.submission import connection
 from skyinfra.tasks import Task
 
 
@@ -177,7 +178,8 @@ def _one_fails(folder: str) -> None:
 CTRL_C = """
 import json, sys
 import skyinfra as sky
-from skyinfra.client import connection, lookup, open_pool, open_questions
+from skyinfra.client import lookup, open_pool, open_questions
+from skyinfra.submission import connection
 from skyinfra.protocol.manifest import Manifest
 
 def spin(path):

@@ -10,9 +10,9 @@ from tasks_on_nodes.gangs import environment, none
 
 import skyinfra as sky
 from skyinfra.client import open_pool, ranks
-from skyinfra.client.snapshot import Target
 from skyinfra.protocol.gang import Work
 from skyinfra.protocol.manifest import ManifestSlot
+from skyinfra.submission.snapshot import Target
 
 
 @pytest.mark.slow

@@ -15,9 +15,9 @@ import pytest
 
 import skyinfra as sky
 from skyinfra.client import connect_async
-from skyinfra.client import items as client_items
-from skyinfra.client.fleet import Fleet
 from skyinfra.protocol.calls import MOST_ITEMS, Item
+from skyinfra.submission import items as client_items
+from skyinfra.submission.fleet import Fleet
 
 
 @sky.compute
@@ -268,7 +268,7 @@ def test_a_coroutine_goes_over_them(fleet):
 
 
 def test_who_waits_for_slots_that_nobody_frees_is_told(pool, monkeypatch):
-    monkeypatch.setattr("skyinfra.client.dispatch._STALLED_S", 1.0)
+    monkeypatch.setattr("skyinfra.submission.dispatch._STALLED_S", 1.0)
     held = [pool.submit(count, 10_000).result() for _ in pool.slots()]
     with pytest.raises(sky.SlotsHeld, match=r"double cannot start: generators.*count"):
         double(1) >> pool

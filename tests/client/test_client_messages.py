@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import skyinfra as sky
-from skyinfra.client import watching
-from skyinfra.client.watching import Watcher
+from skyinfra.submission import watching
+from skyinfra.submission.watching import Watcher
 from skyinfra.tasks import Task
 
 

@@ -16,8 +16,9 @@ import pytest
 from local_fleets.client_fixtures import Fleet
 
 import skyinfra as sky
-from skyinfra.client import dispatch, open_pool, watching
-from skyinfra.client.watching import Watcher
+from skyinfra.client import open_pool
+from skyinfra.submission import dispatch, watching
+from skyinfra.submission.watching import Watcher
 
 
 @sky.compute
@@ -202,7 +203,7 @@ _WATCHED = """
 import pathlib, sys, time
 import skyinfra as sky
 from skyinfra.client import open_pool
-from skyinfra.client import watching
+from skyinfra.submission import watching
 from skyinfra.protocol.manifest import Manifest
 watching._SHOW_AFTER_S = 0.05
 def slow(x):

@@ -10,7 +10,7 @@ import pytest
 from skyinfra import GangFailed
 from skyinfra.client import Pool, open_pool
 from skyinfra.client.script import run_script
-from skyinfra.client.snapshot import Target
+from skyinfra.submission.snapshot import Target
 from skyinfra.tasks import Task
 
 TEXT = (

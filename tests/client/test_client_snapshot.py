@@ -11,11 +11,11 @@ import pytest
 
 import skyinfra as sky
 from skyinfra.client import lookup, open_pool
-from skyinfra.client.snapshot import ANYWHERE, Snapshot, Target
 from skyinfra.mig import Follow
 from skyinfra.protocol.fleet import STATE_VERSION, FleetState, FollowState
 from skyinfra.protocol.instance import GPU_MEMORY, InstanceInfo
 from skyinfra.protocol.manifest import Endpoint, Manifest, ManifestNode, ManifestSlot
+from skyinfra.submission.snapshot import ANYWHERE, Snapshot, Target
 from skyinfra.tasks import Task
 from skyinfra.worker.process import resources
 

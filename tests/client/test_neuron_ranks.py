@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import pytest
 
 from skyinfra.client.ranks import Launch, ranks
-from skyinfra.client.snapshot import Target
 from skyinfra.protocol import gang
 from skyinfra.protocol.gang import Framework, Rank, Work
 from skyinfra.protocol.instance import InstanceInfo
+from skyinfra.submission.snapshot import Target
 
 CORES = "NEURON_RT_VISIBLE_CORES"
 DEVICES = "NEURON_PJRT_PROCESSES_NUM_DEVICES"

@@ -15,8 +15,8 @@ from servers.metadata_service import MetadataService, serving
 import skyinfra as sky
 from skyinfra import SlotLost
 from skyinfra.client import Future, Pool
-from skyinfra.client.snapshot import Target
 from skyinfra.drain.notices import ENDPOINT
+from skyinfra.submission.snapshot import Target
 from skyinfra.tasks import Task
 
 MakeNode = Callable[..., RunningNode]

@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 import skyinfra as sky
 from skyinfra import InvalidField, NodeError
 from skyinfra.cli.app import app
-from skyinfra.client.snapshot import Target
 from skyinfra.head.relay import Relay
 from skyinfra.protocol.nodeconfig import NodeConfig
+from skyinfra.submission.snapshot import Target
 from skyinfra.tasks import Task
 
 # Each has a fleet of its own.

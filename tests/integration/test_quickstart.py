@@ -26,8 +26,8 @@ from terraform_projects.commands import copy_quickstart, environment, left, proc
 
 import skyinfra as sky
 from skyinfra.client import open_pool
-from skyinfra.client.snapshot import Target
 from skyinfra.engine.credentials import Credentials
+from skyinfra.submission.snapshot import Target
 from skyinfra.tasks import Task
 from skyinfra.terraform.project import Project
 

@@ -14,9 +14,9 @@ from local_fleets.running_node import RunningNode, h100, until
 
 from skyinfra import SlotLost, instance_info
 from skyinfra.client import Future, Pool
-from skyinfra.client.snapshot import ANYWHERE, Target
 from skyinfra.node import processes
 from skyinfra.protocol.instance import InstanceInfo
+from skyinfra.submission.snapshot import ANYWHERE, Target
 from skyinfra.tasks import Task
 
 MakeNode = Callable[..., RunningNode]

@@ -15,9 +15,9 @@ from terraform_projects.commands import kill
 
 import skyinfra as sky
 from skyinfra import InvalidNodeConfig
-from skyinfra.client.snapshot import Target
 from skyinfra.drain import request
 from skyinfra.protocol.nodeconfig import NodeConfig
+from skyinfra.submission.snapshot import Target
 from skyinfra.tasks import Task
 
 MakeNode = Callable[..., RunningNode]

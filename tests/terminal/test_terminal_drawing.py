@@ -7,10 +7,10 @@ import json
 
 import pytest
 
-from skyinfra.client.fleet import RunningTask
 from skyinfra.mig import Compute
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import ManifestSlot
+from skyinfra.submission.fleet import RunningTask
 from skyinfra.terminal.drawing import STYLES, GpuStrip, lines, strips
 
 MIXED = (("3g.40gb", 0, 4), ("2g.20gb", 4, 2), ("1g.10gb", 6, 1))

@@ -24,7 +24,7 @@ _END = object()
 
 
 class Channel(Protocol):
-    """The connection to the fleet, as `Arrivals` need it: see `skyinfra.client.fleet`."""
+    """The connection to the fleet, as `Arrivals` need it: see `skyinfra.submission.fleet`."""
 
     def in_loop(self, coroutine: Coroutine[Any, Any, T]) -> T: ...
     def in_loop_soon(self, coroutine: Coroutine[Any, Any, T]) -> object: ...

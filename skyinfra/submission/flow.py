@@ -16,11 +16,11 @@ from contextlib import AbstractContextManager
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Generic, Self, TypeVar
 
-from skyinfra.client.dispatch import Dispatcher
-from skyinfra.client.futures import Future, cancel_all
-from skyinfra.client.snapshot import Target
 from skyinfra.errors import TaskAttemptsExceeded
 from skyinfra.protocol.calls import SMALL_OUTCOME, Outcome
+from skyinfra.submission.dispatch import Dispatcher
+from skyinfra.submission.futures import Future, cancel_all
+from skyinfra.submission.snapshot import Target
 from skyinfra.tasks.pickling import Shipment
 from skyinfra.tasks.task import Options, Task
 

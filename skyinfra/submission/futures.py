@@ -13,9 +13,9 @@ from collections.abc import Callable, Generator, Iterable
 from dataclasses import replace
 from typing import Any, Literal, TypeVar, cast
 
-from skyinfra.client.items import Arrivals, Items
 from skyinfra.errors import ConnectionForked, FleetError
 from skyinfra.protocol.calls import SMALL_OUTCOME, Outcome
+from skyinfra.submission.items import Arrivals, Items
 from skyinfra.tasks import outcomes
 
 T = TypeVar("T")

@@ -22,7 +22,6 @@ from typing import Any, TypeVar
 import distributed
 from distributed.versions import VersionMismatchWarning
 
-from skyinfra.client.snapshot import Snapshot
 from skyinfra.engine import dask_private, forwarding
 from skyinfra.engine.credentials import Credentials
 from skyinfra.engine.waiting import within
@@ -41,6 +40,7 @@ from skyinfra.protocol.fleet import STATE_VERSION, FleetState, NodeFailure
 from skyinfra.protocol.instance import STARTUP_KEY, InstanceInfo
 from skyinfra.protocol.manifest import Manifest
 from skyinfra.protocol.rpc import Peer
+from skyinfra.submission.snapshot import Snapshot
 
 T = TypeVar("T")
 

@@ -15,16 +15,16 @@ from collections.abc import AsyncIterator, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from skyinfra.client.connection import Connection
-from skyinfra.client.items import Arrivals
-from skyinfra.client.snapshot import ANYWHERE, Snapshot, Target
-from skyinfra.client.watching import Watcher
 from skyinfra.engine.executor import Executor, ItemsLost, may_pass, overdue
 from skyinfra.errors import NotInTask, NotSupported, SlotLost, SlotsHeld, TaskInputsLost, counted
 from skyinfra.protocol import services
 from skyinfra.protocol.calls import Item, Outcome
 from skyinfra.protocol.gang import HELD
 from skyinfra.protocol.instance import instance_info
+from skyinfra.submission.connection import Connection
+from skyinfra.submission.items import Arrivals
+from skyinfra.submission.snapshot import ANYWHERE, Snapshot, Target
+from skyinfra.submission.watching import Watcher
 from skyinfra.sync import sync
 from skyinfra.tasks.pickling import Shipment
 from skyinfra.worker import cancellation

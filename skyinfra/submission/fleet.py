@@ -13,11 +13,6 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from skyinfra.client.connection import Asker, Connection, Limits
-from skyinfra.client.dispatch import Dispatcher
-from skyinfra.client.futures import forked
-from skyinfra.client.snapshot import Snapshot
-from skyinfra.client.watching import Watcher
 from skyinfra.engine.forwarding import Listener, join
 from skyinfra.engine.loop import LoopThread
 from skyinfra.errors import FleetError, FleetUnreachable
@@ -26,6 +21,11 @@ from skyinfra.protocol import questions
 from skyinfra.protocol.calls import BESIDE, ENDED, ITEM, Item, Outcome
 from skyinfra.protocol.manifest import Manifest
 from skyinfra.protocol.secrets import Secret
+from skyinfra.submission.connection import Asker, Connection, Limits
+from skyinfra.submission.dispatch import Dispatcher
+from skyinfra.submission.futures import forked
+from skyinfra.submission.snapshot import Snapshot
+from skyinfra.submission.watching import Watcher
 from skyinfra.sync.includes import Includes
 from skyinfra.tasks.included import Included
 from skyinfra.tasks.secrets import Secrets
@@ -217,7 +217,7 @@ class Fleet(AskedFleet):
         beside = {} if self.workdir is None else {BESIDE: self.workdir}
         return {**self.env, **beside, **(env or {})}
 
-    # Items of generators, see `skyinfra.client.items` ---------------------------------------------------------------
+    # Items of generators, see `skyinfra.submission.items` ------------------------------------------------------------
 
     async def run_on(self, worker: str, function: Callable[..., object], *arguments: object) -> None:
         """Calls *function* in the process at the address *worker*. Raises OSError."""
