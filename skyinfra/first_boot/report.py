@@ -54,7 +54,7 @@ def greeting() -> tuple[str, str]:
     return nonce, f"{_GREETING}{nonce}\n"
 
 
-def report_failure(
+def send(
     address: str, port: int, secret: str, failure: dict[str, Any], *, timeout: float = _ANSWER_S
 ) -> bool:
     """Tells the listener at *address* of a *failure*; whether it took it."""
@@ -90,7 +90,7 @@ def spread(config: dict[str, Any], secret: str, failure: dict[str, Any], running
     if config["head"]:
         _serve(host.strip("[]"), int(port), key(secret), failure, running)
     else:
-        report_failure(host.strip("[]"), int(port) + 1, secret, failure)
+        send(host.strip("[]"), int(port) + 1, secret, failure)
         while running():
             time.sleep(_POLL_S)
 

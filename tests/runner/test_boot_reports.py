@@ -62,11 +62,11 @@ def test_the_head_hears_of_other_nodes_until_they_are_set_up(make_node: MakeNode
     make_node("n1", cpu_slots=1, provider="aws", scheduler=f"127.0.0.1:{port}").boot()
     fleet = manifest(port, "n1", "n2")
     assert told(fleet).failed == {}
-    assert not report.report_failure("127.0.0.1", port + 1, OTHER_SECRET, FAILURE)
+    assert not report.send("127.0.0.1", port + 1, OTHER_SECRET, FAILURE)
     with socket.create_connection(("127.0.0.1", port + 1), timeout=10) as connection:
         connection.sendall(b"\x16\x03\x01" * 30_000)
     assert told(fleet).failed == {}
-    assert report.report_failure("127.0.0.1", port + 1, SECRET, FAILURE)
+    assert report.send("127.0.0.1", port + 1, SECRET, FAILURE)
     assert told(fleet).failed == {"n2": NodeFailure("driver", "missing", ("a", "b"))}
 
     status = _fleet_status(fleet, None)
@@ -244,7 +244,7 @@ def test_a_deploy_says_which_step_of_which_node_failed(make_node: MakeNode) -> N
     port = free_ports()
     fleet = manifest(port, "n1", "n2")
     make_node("n1", cpu_slots=1, provider="aws", scheduler=f"127.0.0.1:{port}").boot()
-    assert report.report_failure("127.0.0.1", port + 1, SECRET, FAILURE)
+    assert report.send("127.0.0.1", port + 1, SECRET, FAILURE)
     with pytest.raises(sky.BootFailed, match=r"n2 of demo/mig was not set up: step driver: missing\na\nb"):
         arrived(fleet, 120)
 
