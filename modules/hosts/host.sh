@@ -2,7 +2,7 @@
 # One machine, driven by Terraform through `ssh`, whose configuration, agent and known hosts hold.
 # What it needs comes in the environment, so that nothing has to be quoted, and reaches the machine by standard input, so
 # that no list of processes shows it. Of the machine: HOST SSH_USER SSH_PORT HOST_KEY KEY_FILE, and VIA... for the one to
-# go through; of the fleet: FLEET FLEET_ID. Of a machine that was just made: PATIENCE, the seconds that it may take until it
+# go through; of the fleet: FLEET FLEET_ID. HOPS are those to reach VIA through, a line for each. Of a machine that was just made: PATIENCE, the seconds that it may take until it
 # answers; and where nobody can know its host key before the first contact, KNOWN_HOSTS, the file that keeps the key from
 # then on, under the name KNOWN_AS.
 #   host.sh claim        whether it can be a node, and of no other fleet
@@ -39,24 +39,43 @@ reached_by() {
   fi
 }
 
+# The machine whose lines come before is reached through $1.
+through() {
+  echo "  ProxyCommand ssh -F \"$work/config\" -W [%h]:%p $1"
+}
+
 # What is declared comes before what the configuration of the person says, as ssh takes the first.
 configure_ssh() {
   {
     reached_by "$HOST" "$SSH_USER" "$SSH_PORT" "$HOST_KEY" "$KEY_FILE"
     if [ -n "$VIA" ]; then
-      echo "  ProxyCommand ssh -F \"$work/config\" -W [%h]:%p $VIA"
+      through "$VIA"
       reached_by "$VIA" "$VIA_USER" "$VIA_PORT" "$VIA_HOST_KEY" "$VIA_KEY_FILE"
+      [ -z "${HOPS-}" ] || printf '%s\n' "$HOPS" | while IFS=$(printf '\037') read -r address user port key key_file; do
+        through "$address"
+        reached_by "$address" "$user" "$port" "$key" "$key_file"
+      done
     fi
     echo "Host *"
-    printf '  BatchMode yes\n  StrictHostKeyChecking yes\n  ConnectTimeout 10\n  ServerAliveInterval 5\n  ServerAliveCountMax 6\n'
+    # A command that the person's configuration has for logins takes the place of ours.
+    printf '  RemoteCommand none\n  RequestTTY no\n  BatchMode yes\n  StrictHostKeyChecking yes\n  ConnectTimeout 10\n  ServerAliveInterval 5\n  ServerAliveCountMax 6\n'
     [ ! -e "${HOME-}/.ssh/config" ] || echo "  Include \"$HOME/.ssh/config\""
     [ ! -e /etc/ssh/ssh_config ] || echo "  Include /etc/ssh/ssh_config"
   } >"$work/config"
 }
 
-# Executes $1, which holds no single quote, as root on the machine, with the standard input of this program.
+# Executes $1, which holds no single quote, as root on the machine, with the standard input of this program. What the
+# machine prints before it, as by a .bashrc, is no part of the answer: that begins behind a line of its own.
 root() {
-  ssh -F "$work/config" -T "$HOST" "sh -c 'if [ \$(id -u) = 0 ]; then exec sh -c \"\$1\"; else exec sudo -n sh -c \"\$1\"; fi' sh '$1'" 2>"$work/error"
+  {
+    code=0
+    ssh -F "$work/config" -T "$HOST" "sh -c 'echo skyinfra-answer; if [ \$(id -u) = 0 ]; then exec sh -c \"\$1\"; else exec sudo -n sh -c \"\$1\"; fi' sh '$1'" 2>"$work/error" || code=$?
+    echo "$code" >"$work/code"
+  } | {
+    while IFS= read -r line && [ "$line" != skyinfra-answer ]; do :; done
+    cat
+  }
+  return "$(cat "$work/code")"
 }
 
 # Executes node.sh there with these arguments.
@@ -133,6 +152,7 @@ from_head() (
   HOST=$HEAD_HOST SSH_USER=$HEAD_SSH_USER SSH_PORT=$HEAD_SSH_PORT HOST_KEY=$HEAD_HOST_KEY KEY_FILE=$HEAD_KEY_FILE
   KNOWN_AS=${HEAD_KNOWN_AS-}
   VIA=$HEAD_VIA VIA_USER=$HEAD_VIA_USER VIA_PORT=$HEAD_VIA_PORT VIA_HOST_KEY=$HEAD_VIA_HOST_KEY VIA_KEY_FILE=$HEAD_VIA_KEY_FILE
+  HOPS=${HEAD_HOPS-}
   work=$work/head
   mkdir -p "$work"
   configure_ssh

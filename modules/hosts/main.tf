@@ -12,7 +12,10 @@ locals {
   ids  = merge(var.ids, { for node, host in terraform_data.node : node => host.id })
 
   connections = {
-    for node, machine in var.machines : node => {
+    for node, machine in var.machines : node => merge(length(machine.hops) == 0 ? {} : {
+      # The machines to reach `via` through, a line for each, with a unit separator between its parts.
+      HOPS = join("\n", [for hop in machine.hops : join("\u001f", [hop.address, hop.user, tostring(hop.port), hop.host_key, hop.key_file])])
+      }, {
       HOST         = machine.address
       SSH_USER     = machine.user
       SSH_PORT     = tostring(machine.port)
@@ -25,7 +28,7 @@ locals {
       VIA_KEY_FILE = try(machine.via.key_file, "")
       FLEET        = "${var.pool.stack}/${var.pool.name}"
       FLEET_ID     = terraform_data.fleet.id
-    }
+    })
   }
   # What host.sh is told of a node. A machine that stands already is known before its first contact.
   contact = {
@@ -80,11 +83,14 @@ locals {
           user     = try(coalesce(var.machines[node].user), null)
           port     = contains([0, 22], coalesce(var.machines[node].port, 0)) ? null : var.machines[node].port
           key_file = try(coalesce(var.machines[node].key_file), null)
-          via = try(join("", [
-            var.machines[node].via.user == "" ? "" : "${var.machines[node].via.user}@",
-            var.machines[node].via.address,
-            contains([0, 22], var.machines[node].via.port) ? "" : ":${var.machines[node].via.port}",
-          ]), null)
+          # As ssh -J takes it: the first one is the next to the client.
+          via = var.machines[node].via == null ? null : join(",", [
+            for hop in reverse(concat([var.machines[node].via], var.machines[node].hops)) : join("", [
+              hop.user == "" ? "" : "${hop.user}@",
+              length(regexall(":", hop.address)) > 0 ? "[${hop.address}]" : hop.address,
+              contains([0, 22], hop.port) ? "" : ":${hop.port}",
+            ])
+          ])
         }
       }
     ]

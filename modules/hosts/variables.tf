@@ -93,7 +93,7 @@ variable "ids" {
 }
 
 variable "machines" {
-  description = "By node, how it is reached: address, user, port, host_key, key_file, via, by ssh, as in modules/ssh; empty and 0 are what ssh takes. inside, outside: the addresses at which the other nodes and the clients reach it; null is `address`."
+  description = "By node, how it is reached: address, user, port, host_key, key_file, via, hops, by ssh, as in modules/ssh; empty and 0 are what ssh takes. inside, outside: the addresses at which the other nodes and the clients reach it; null is `address`."
   type = map(object({
     address  = string
     inside   = optional(string)
@@ -109,6 +109,13 @@ variable "machines" {
       host_key = optional(string, "")
       key_file = optional(string, "")
     }))
+    hops = optional(list(object({
+      address  = string
+      user     = optional(string, "")
+      port     = optional(number, 0)
+      host_key = optional(string, "")
+      key_file = optional(string, "")
+    })), [])
   }))
 }
 

@@ -1,6 +1,15 @@
 locals {
-  # By host, not by number: a host that goes changes the name of no other node.
-  nodes = [for host in var.hosts : "${var.name}-${trim(replace(lower(host.address), "/[^a-z0-9]+/", "-"), "-")}"]
+  # By host, not by number: a host that goes changes the name of no other node. Machines behind one address are told apart
+  # by their ports, and by the machine next to each on its way; skyinfra/providers/ssh.py makes the same names.
+  plain = [for host in var.hosts : trim(replace(lower(host.address), "/[^a-z0-9]+/", "-"), "-")]
+  labels = [
+    for index, host in var.hosts : length([for each in local.plain : each if each == local.plain[index]]) == 1 ? local.plain[index] : join("-", compact([
+      local.plain[index],
+      host.port == 0 ? "" : tostring(host.port),
+      trim(replace(lower(try(host.via.address, "")), "/[^a-z0-9]+/", "-"), "-"),
+    ]))
+  ]
+  nodes = [for label in local.labels : "${var.name}-${label}"]
 }
 
 # The fleet secret; ../core says why it is made so.
@@ -13,6 +22,11 @@ resource "terraform_data" "secret" {
     precondition {
       condition     = var.node_count == length(var.hosts)
       error_message = "node_count: ${var.node_count}, and ${length(var.hosts)} hosts are given, each of which is one node."
+    }
+
+    precondition {
+      condition     = length(distinct(local.labels)) == length(local.labels)
+      error_message = "hosts: none twice. Machines behind one address differ in port or via, and each has its own `inside`."
     }
   }
 }

@@ -88,7 +88,7 @@ variable "labels" {
 }
 
 variable "hosts" {
-  description = "The machines, the head first. address: name, address, or host of the SSH configuration. user, port, key_file: what `ssh` takes where they are left out; the user is root or has sudo without a password. host_key: its public key, without a name; known_hosts say it where it is left out. inside: the address at which clients and other nodes reach it, where that is another one. via: the machine to go through."
+  description = "The machines, the head first. address: name, address, or host of the SSH configuration. user, port, key_file: what `ssh` takes where they are left out; the user is root or has sudo without a password. host_key: its public key, without a name; known_hosts say it where it is left out. inside: the address at which clients and other nodes reach it, where that is another one. via: the machine to go through. hops: those to go through to reach that one, the one next to it first."
   type = list(object({
     address  = string
     user     = optional(string, "")
@@ -103,26 +103,33 @@ variable "hosts" {
       host_key = optional(string, "")
       key_file = optional(string, "")
     }))
+    hops = optional(list(object({
+      address  = string
+      user     = optional(string, "")
+      port     = optional(number, 0)
+      host_key = optional(string, "")
+      key_file = optional(string, "")
+    })), [])
   }))
   nullable = false
 
   validation {
-    condition     = length(var.hosts) > 0 && length(distinct([for host in var.hosts : lower(host.address)])) == length(var.hosts)
-    error_message = "hosts: at least one, none twice."
+    condition     = length(var.hosts) > 0
+    error_message = "hosts: at least one."
   }
 
   validation {
-    condition     = alltrue([for name in flatten([for host in var.hosts : [host.address, host.inside == "" ? "x" : host.inside, try(host.via.address, "x")]]) : can(regex("^[A-Za-z0-9][A-Za-z0-9._:-]*$", name))])
+    condition     = alltrue([for name in flatten([for host in var.hosts : [host.address, host.inside == "" ? "x" : host.inside, try(host.via.address, "x"), host.hops[*].address]]) : can(regex("^[A-Za-z0-9][A-Za-z0-9._:-]*$", name))])
     error_message = "hosts: an address is a name or an address of letters, digits and . _ : -"
   }
 
   validation {
-    condition     = alltrue([for user in flatten([for host in var.hosts : [host.user, try(host.via.user, "")]]) : user == "" || can(regex("^[A-Za-z_][A-Za-z0-9._-]*$", user))])
-    error_message = "hosts: a user is a name of letters, digits and . _ -"
+    condition     = alltrue([for user in flatten([for host in var.hosts : [host.user, try(host.via.user, ""), host.hops[*].user]]) : user == "" || can(regex("^[A-Za-z_][A-Za-z0-9._@-]*$", user))])
+    error_message = "hosts: a user is a name of letters, digits and . _ @ -"
   }
 
   validation {
-    condition     = alltrue([for key in flatten([for host in var.hosts : [host.host_key, try(host.via.host_key, "")]]) : key == "" || can(regex("^(ssh-(ed25519|rsa)|ecdsa-sha2-nistp(256|384|521)) [A-Za-z0-9+/]+=*( [^\n]*)?$", key))])
+    condition     = alltrue([for key in flatten([for host in var.hosts : [host.host_key, try(host.via.host_key, ""), host.hops[*].host_key]]) : key == "" || can(regex("^(ssh-(ed25519|rsa)|ecdsa-sha2-nistp(256|384|521)) [A-Za-z0-9+/]+=*( [^\n]*)?$", key))])
     error_message = "hosts: a host_key is one line that begins with its kind, such as ssh-ed25519 AAAA...; `ssh-keyscan` puts a name before it, which goes."
   }
 }

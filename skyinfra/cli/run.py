@@ -181,7 +181,7 @@ class GangOptions:
         if detach and options.slots != 1:
             raise InvalidField("a job takes one slot", field="--slots", given=options.slots)
         if self.torchrun and options.name is not None:
-            text = "is without --torchrun: ranks are listed by the script's name"
+            text = "cannot be used with --torchrun: ranks are listed by the script's name"
             raise InvalidField(text, field="--name", given=options.name)
         if self.torchrun and detach:
             raise typer.BadParameter("--torchrun runs many ranks, and --detach leaves one script with the fleet")

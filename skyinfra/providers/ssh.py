@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ipaddress
+import json
 import re
+from collections import Counter
 from typing import Annotated, ClassVar
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -14,25 +17,60 @@ from skyinfra.providers.cloud import SCHEDULER_PORT
 
 # Names of the SSH configuration, DNS names and addresses: nothing that a shell or ssh would take for something else.
 _ADDRESS = r"^[A-Za-z0-9][A-Za-z0-9._:-]*$"
-_USER = r"^[A-Za-z_][A-Za-z0-9._-]*$"
+# A user of a directory has its domain: me@example.com.
+_USER = r"^[A-Za-z_][A-Za-z0-9._@-]*$"
 # One line of a public key, without its host.
-_KEY = r"^(ssh-(ed25519|rsa)|ecdsa-sha2-nistp(256|384|521)) [A-Za-z0-9+/]+=*( [^\n]*)?$"
+_KIND = r"(ssh-(ed25519|rsa)|ecdsa-sha2-nistp(256|384|521))"
+_KEY = rf"^{_KIND} [A-Za-z0-9+/]+=*( [^\n]*)?$"
+
+
+def _address(given: object) -> object:
+    """Returns *given*. Raises `InvalidField` for an address with its port, or as a URL has it."""
+    if not isinstance(given, str) or ":" not in given or _is_ipv6(given.rpartition("@")[2]):
+        return given
+    place, port = re.fullmatch(r"(?:ssh://)?(.*?)(?::([0-9]+))?/?", given).groups()  # type: ignore[union-attr]
+    user, _, name = place.rpartition("@")
+    values = {"user": user or None, "port": int(port) if port else None}
+    words = [f'"{name.strip("[]")}"', *(f"{each}={json.dumps(value)}" for each, value in values.items() if value)]
+    raise InvalidField(
+        "a port is a field of its own", field="Host.address", given=given, hint=f"Declare sky.Host({', '.join(words)})."
+    )
+
+
+def _is_ipv6(text: str) -> bool:
+    try:
+        ipaddress.IPv6Address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _key(given: object) -> object:
+    """Returns the key in a line of `ssh-keyscan` or of a file of known hosts, which have the host in front."""
+    if not isinstance(given, str):
+        return given
+    lines = [line.strip() for line in given.splitlines() if line.strip() and not line.startswith("#")]
+    if len(lines) > 1:
+        raise InvalidField(
+            f"{len(lines)} lines", field="Host.host_key", hint="One key, such as the line that has ssh-ed25519."
+        )
+    return re.sub(rf"^\S+ (?={_KIND} )", "", lines[0]) if lines else given
 
 
 class Host(Declaration):
     """A machine that stands already, as `ssh` reaches it.
 
     address: its name or address, or a host of your SSH configuration. user: who logs in, root or one with sudo without
-    a password; None is whom `ssh` takes, as for port. host_key: its public key, such as ``ssh-ed25519 AAAA...``; None
-    takes what your known_hosts say. key_file: the private key to log in with; None is what `ssh` and its agent find.
-    via: the machine to go through, as another host or as its address. inside: the address at which clients and the
-    other nodes reach it, where that is another one.
+    a password; None is whom `ssh` takes, as for port. host_key: its public key, such as ``ssh-ed25519 AAAA...``, or its
+    line of `ssh-keyscan`; None takes what your known_hosts say. key_file: the private key to log in with; None is what
+    `ssh` and its agent find. via: the machine to go through, as another host or as its address; that one may have one
+    too. inside: the address at which clients and the other nodes reach it, where that is another one.
     """
 
-    address: str = Field(pattern=_ADDRESS)
+    address: Annotated[str, BeforeValidator(_address)] = Field(pattern=_ADDRESS)
     user: str | None = Field(default=None, pattern=_USER)
     port: int | None = Field(default=None, ge=1, le=65535)
-    host_key: str | None = Field(default=None, pattern=_KEY)
+    host_key: Annotated[str | None, BeforeValidator(_key)] = Field(default=None, pattern=_KEY)
     key_file: str | None = None
     via: Annotated[Host | None, BeforeValidator(lambda given: parsed(given))] = None
     inside: str | None = Field(default=None, pattern=_ADDRESS)
@@ -46,14 +84,23 @@ class Host(Declaration):
         return self.inside or self.address
 
     @property
-    def label(self) -> str:
-        """The last part of its node's name."""
-        return _label(self.address)
+    def through(self) -> list[Host]:
+        """The machines to go through, the one next to it first."""
+        return [] if self.via is None else [self.via, *self.via.through]
+
+    def label(self, *, alone: bool) -> str:
+        """Returns the last part of its node's name. *alone*: whether no other host has its address."""
+        more = () if alone else (self.port, *(each.address for each in self.through[:1]))
+        return "-".join(_label(str(part)) for part in (self.address, *more) if part is not None)
 
     def as_input(self) -> dict[str, object]:
         """Returns the module's input for it; what is None is left out."""
-        found = {name: value for name, value in self if value is not None and name != "via"}
-        return found if self.via is None else {**found, "via": self.via.as_input()}
+        own, *through = [
+            {name: value for name, value in each if value is not None and name != "via"}
+            for each in (self, *self.through)
+        ]
+        found = {**own, "via": through[0]} if through else own
+        return {**found, "hops": through[1:]} if through[1:] else found
 
 
 def _label(address: str) -> str:
@@ -64,7 +111,7 @@ def parsed(given: object) -> object:
     """*given*, where it is ``[USER@]ADDRESS``, as a `Host`."""
     if not isinstance(given, str):
         return given
-    user, at, address = given.rpartition("@")
+    user, at, address = str(_address(given)).rpartition("@")
     return Host(address, user=user) if at else Host(address)
 
 
@@ -91,14 +138,25 @@ class SSH(Provider):
     def _check(self) -> SSH:
         if not self.hosts:
             raise InvalidField("at least one host is needed", field="SSH.hosts", hint='Such as hosts=["gpu1"].')
-        seen: dict[str, int] = {}
         for index, host in enumerate(self._hosts):
-            for name in {host.label, _label(host.reached)}:
-                if seen.setdefault(name, index) != index:
+            way = [each.address for each in (host, *host.through)]
+            if len({*way}) < len(way):
+                raise InvalidField("goes through one machine twice", field=f"SSH.hosts[{index}].via", given=way)
+        for names in (self._labels(), [_label(host.reached) for host in self._hosts]):
+            for index, name in enumerate(names):
+                if (first := names.index(name)) != index:
                     raise InvalidField(
-                        f"the same host as hosts[{seen[name]}]", field=f"SSH.hosts[{index}]", given=host.address
+                        f"the same host as hosts[{first}]",
+                        field=f"SSH.hosts[{index}]",
+                        given=self._hosts[index].address,
+                        hint="Machines behind one address differ in `port` or `via`, and each has its own `inside`.",
                     )
         return self
+
+    def _labels(self) -> list[str]:
+        """Returns the last parts of the nodes' names; modules/ssh makes the same."""
+        count = Counter(_label(host.address) for host in self._hosts)
+        return [host.label(alone=count[_label(host.address)] == 1) for host in self._hosts]
 
     @property
     def _hosts(self) -> tuple[Host, ...]:

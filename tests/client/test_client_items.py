@@ -183,7 +183,7 @@ def test_the_last_item_may_be_lost(pool, monkeypatch):
 
 
 def test_what_the_client_took_may_be_lost_too(pool, monkeypatch):
-    told = client_items.Arrivals._told
+    told = client_items.Arrivals._acknowledged
     lost = []
 
     async def lossy(arrivals: client_items.Arrivals) -> None:
@@ -193,7 +193,7 @@ def test_what_the_client_took_may_be_lost_too(pool, monkeypatch):
             return
         await told(arrivals)
 
-    monkeypatch.setattr(client_items.Arrivals, "_told", lossy)
+    monkeypatch.setattr(client_items.Arrivals, "_acknowledged", lossy)
     assert list(count(300) >> pool) == list(range(300))
     assert lost
 

@@ -256,7 +256,7 @@ def test_the_project_goes_with_its_script(shipped, project, monkeypatch):
     code, out, err = shipped(project / "train.py", env=("HF",))
     assert (code, err.count("\n")) == (0, 2), err
     assert "train.py wrote written (1 byte) in its copy of the folder, which is removed" in err
-    assert "train.py goes with 7 other files" in err
+    assert "train.py is sent with 7 other files" in err
     seen = ["data", "helper.py", "lib", "train.py", "written"]
     hidden = [".gitignore", ".skyinfraignore"]
     assert out == f"beside in a package words of this shell {hidden + seen}\n"

@@ -72,7 +72,7 @@ def test_a_list_of_preferences_is_said_to_be_decided_already(capsys: pytest.Capt
     show_cost("s", cost(pool(["H100:8", "A100-80GB:8"]), pool("L4", name="one")))
     out = capsys.readouterr().out
     assert "p: p5.48xlarge was selected by the shipped offers from H100:8, A100:8; a deploy that the cloud" in out
-    assert out.count("was chosen by") == 1
+    assert out.count("was selected by") == 1
 
 
 def test_this_machine_is_free() -> None:

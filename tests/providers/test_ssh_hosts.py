@@ -47,6 +47,14 @@ def test_hosts_are_names_or_hosts() -> None:
         (["-oProxyCommand=reboot"], "Host.address"),
         (["a b"], "Host.address"),
         (["gpu1;reboot"], "Host.address"),
+        (["10.0.0.7:2222"], 'Declare sky.Host("10.0.0.7", port=2222).'),
+        (["me@corp.com@10.0.0.7:22"], 'Declare sky.Host("10.0.0.7", user="me@corp.com", port=22).'),
+        (["ssh://me@gpu1:2222/"], 'Declare sky.Host("gpu1", user="me", port=2222).'),
+        (["[fd00::7]:2222"], 'Declare sky.Host("fd00::7", port=2222).'),
+        ([sky.Host("gw", port=2201), sky.Host("gw", port=2202)], "each has its own `inside`"),
+        ([sky.Host("gw", port=22, inside="a"), sky.Host("gw", port=22, inside="b")], "differ in `port` or `via`"),
+        ([sky.Host("gw", port=2201, via="gw")], "SSH.hosts[0].via: goes through one machine twice"),
+        ([sky.Host("a", via=sky.Host("b", via="a"))], "SSH.hosts[0].via: goes through one machine twice"),
     ],
 )
 def test_hosts_that_cannot_be_are_refused(hosts: Any, words: str) -> None:
@@ -54,9 +62,39 @@ def test_hosts_that_cannot_be_are_refused(hosts: Any, words: str) -> None:
         sky.SSH(hosts=hosts)
 
 
+def test_machines_behind_one_address_are_named_by_port_and_way() -> None:
+    behind = sky.SSH(hosts=[sky.Host("gw", port=2201, inside="a"), sky.Host("gw", port=2202, inside="b"), "other"])
+    assert behind._labels() == ["gw-2201", "gw-2202", "other"]
+    ways = [sky.Host("10.0.0.5", via=via, inside=f"{via}-5") for via in ("left", "right")]
+    assert sky.SSH(hosts=ways)._labels() == ["10-0-0-5-left", "10-0-0-5-right"]
+
+
+def test_no_machine_on_the_way_is_dropped() -> None:
+    host = sky.Host("gpu1", via=sky.Host("inner", port=2222, via=sky.Host("middle", via="me@outer")))
+    assert compile_pool(pool(host), "s").selection.inputs["hosts"] == [
+        {
+            "address": "gpu1",
+            "via": {"address": "inner", "port": 2222},
+            "hops": [{"address": "middle"}, {"address": "outer", "user": "me"}],
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    "pasted", [f"gpu1 {KEY}", f"|1|aGFzaA==|c2FsdA== {KEY}", f"# gpu1:22 SSH-2.0-OpenSSH_9.6\n[gpu1]:2222 {KEY}\n", KEY]
+)
+def test_a_line_of_ssh_keyscan_is_a_host_key(pasted: str) -> None:
+    assert sky.Host("gpu1", host_key=pasted).host_key == KEY
+
+
+def test_addresses_of_ipv6_and_users_of_a_domain_are_taken() -> None:
+    first, second = sky.SSH(hosts=["me@corp.com@gpu1", "fd00::7"])._hosts
+    assert (first.user, first.address, second.address) == ("me@corp.com", "gpu1", "fd00::7")
+
+
 @pytest.mark.parametrize(
     "fields",
-    [{"user": "me$(id)"}, {"port": 0}, {"host_key": "gpu1 ssh-ed25519 AAAA"}, {"host_key": f"{KEY}\n{KEY}"}],
+    [{"user": "me$(id)"}, {"port": 0}, {"host_key": "gpu1 ssh-dss AAAA"}, {"host_key": f"{KEY}\n{KEY}"}],
 )
 def test_fields_of_a_host_that_cannot_be_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(InvalidField, match=f"Host.{next(iter(fields))}"):

@@ -66,8 +66,16 @@ def slots(here: Path) -> dict[str, int]:
     return {name: names.count(name) for name in sorted(set(names))}
 
 
-def test_a_host_becomes_a_node_and_is_given_back(hosts: Hosts, deployed: Callable[..., str]) -> None:
+def test_a_host_becomes_a_node_and_is_given_back(
+    hosts: Hosts, deployed: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     machine = hosts.start("gpu1")
+    # A greeting at each login, in words that an answer may have, and a command for logins in the person's configuration.
+    machine.execute("sh", "-c", "printf 'echo ready; echo Welcome; echo\\n' | tee /root/.bashrc >/home/ubuntu/.bashrc")
+    home = tmp_path / "home"
+    (home / ".ssh").mkdir(parents=True)
+    (home / ".ssh/config").write_text("Host *\n  RemoteCommand tmux attach\n  RequestTTY yes\n")
+    monkeypatch.setenv("HOME", str(home))
     before = traces(machine)
     here = hosts.project(hosts.host(machine, "ubuntu"), accelerator="H100/3g.40gb")
     deployed(here)
