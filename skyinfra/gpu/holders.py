@@ -267,7 +267,7 @@ class Activation:
                 self.emit({"phase": "fabric", "message": message})
         pending = self.pending()
         if not pending or self.reboot_file is None:
-            return {gpu.index: self._stays_pending(gpu, reasons, refused) for gpu in pending}
+            return {gpu.index: stays_pending(gpu, reasons, self.holders.hint(gpu.gpu), refused) for gpu in pending}
         hurt = "" if self.force else self.holders.hurt()
         if hurt:
             return {gpu.index: _needs_reboot(gpu, hurt) for gpu in pending}
@@ -348,10 +348,6 @@ class Activation:
         self.emit({"phase": "reset", "gpus": list(addresses), **result})
         return refused
 
-    def _stays_pending(self, gpu: GpuTransition, reasons: Mapping[int, int], refused: str) -> PartitionFailed:
-        held = self.holders.hint(gpu.gpu)
-        return stays_pending(gpu, reasons, [held] if held else [], refused)
-
 
 def listed(nvml: Nvml) -> list[Gpu]:
     """Returns the GPUs by index. Raises `PartitionFailed`."""
@@ -359,13 +355,11 @@ def listed(nvml: Nvml) -> list[Gpu]:
         return nvml.gpus()
 
 
-def stays_pending(
-    gpu: GpuTransition, reasons: Mapping[int, int], held: Sequence[str] = (), refused: str = ""
-) -> PartitionFailed:
+def stays_pending(gpu: GpuTransition, reasons: Mapping[int, int], held: str = "", refused: str = "") -> PartitionFailed:
     """The error of a mode that stays pending: NVML's codes by GPU, who holds it, and why its reset was refused."""
     status = reasons.get(gpu.index, 0)
     reason = f": {error_name(status)}" if status else ""
-    hints = [*held] or ([HINTS[status]] if status == pynvml.NVML_ERROR_IN_USE else [])
+    hints = [held or HINTS[status]] if held or status == pynvml.NVML_ERROR_IN_USE else []
     hints += [f"The reset was refused: {refused.rstrip('.')}."] if refused else []
     hints.append(RESET_HINT.format(index=gpu.index))
     word = "on" if gpu.on else "off"

@@ -117,7 +117,7 @@ class _Run:
         self._changed = False
         self._failed: dict[int, NodeError] = {}
         machine = options.machine or BareMachine()
-        self._holders = Holders(machine, self._work, force=options.force, emit=emit)
+        self._holders = Holders(machine, lambda: work_of(nvml.gpus()), force=options.force, emit=emit)
 
     def apply(self) -> tuple[Partition, ...]:
         with self._holders:
@@ -163,9 +163,6 @@ class _Run:
     def _done(self, step: Step) -> None:
         self._changed = True
         self._emit_event(step.to_event())
-
-    def _work(self) -> dict[int, set[int]]:
-        return work_of(self._nvml.gpus())
 
     # The GPUs that have not failed.
 

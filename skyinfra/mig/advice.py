@@ -17,7 +17,7 @@ from pathlib import Path
 
 from skyinfra.errors import InvalidField, LayoutError, TooLittleMeasured, UnknownProfile, at, counted
 from skyinfra.mig.geometry import Geometry, geometry
-from skyinfra.mig.grid import Layout, parts
+from skyinfra.mig.grid import parts
 from skyinfra.mig.layout import OFF, Declared, PerGpu, is_off, text
 from skyinfra.mig.layouts import maximal_multisets, plain_profiles
 from skyinfra.mig.parted import declared_text
@@ -186,11 +186,7 @@ def _node(declared: Declared | PerGpu | None, known: Geometry, gpus: int) -> Nod
     if declared is None or (isinstance(declared, str) and is_off(declared)):
         return (OFF,) * gpus
     with at("declared", LayoutError):
-        return tuple(_text(layout, known) for layout in resolve(declared, known, gpus))
-
-
-def _text(layout: Layout, known: Geometry) -> str:
-    return declared_text(layout, known) or OFF
+        return tuple(declared_text(layout, known) or OFF for layout in resolve(declared, known, gpus))
 
 
 class _Search:
