@@ -71,6 +71,7 @@ from skyinfra.errors import PackingFailed as PackingFailed
 from skyinfra.errors import PartitionBusy as PartitionBusy
 from skyinfra.errors import PartitionFailed as PartitionFailed
 from skyinfra.errors import PartitionNotSupported as PartitionNotSupported
+from skyinfra.errors import PlaceChanged as PlaceChanged
 from skyinfra.errors import PoolNotFound as PoolNotFound
 from skyinfra.errors import PortTaken as PortTaken
 from skyinfra.errors import ProjectError as ProjectError
@@ -104,6 +105,7 @@ from skyinfra.errors import UnknownProfile as UnknownProfile
 from skyinfra.errors import UnsafeAnswer as UnsafeAnswer
 from skyinfra.errors import UpgradeFailed as UpgradeFailed
 from skyinfra.errors import VersionMismatch as VersionMismatch
+from skyinfra.errors import WrongAccount as WrongAccount
 from skyinfra.packing import pack as pack
 from skyinfra.pool import ComputePool as ComputePool
 from skyinfra.pool import Image as Image

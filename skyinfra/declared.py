@@ -7,13 +7,46 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, WrapValidator
 
 from skyinfra.errors import InvalidField, SkyinfraError
 from skyinfra.errors.options import nearest
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
+
+
+# How cdktf and cdktn write an output of another construct, which Terraform alone knows: in a text, or as a number.
+_TOKEN = re.compile(r"[$#@&]\{TfToken\[")
+_TOKEN_NUMBERS = -1e288
+
+
+def is_output(value: object) -> bool:
+    """Returns whether *value* is, or holds, an output of another construct (a token): only Terraform knows it."""
+    if isinstance(value, str):
+        return _TOKEN.search(value) is not None
+    if isinstance(value, float):
+        return value < _TOKEN_NUMBERS
+    if isinstance(value, Mapping):
+        return any(is_output(part) for pair in value.items() for part in pair)
+    if isinstance(value, list | tuple):
+        return any(map(is_output, value))
+    return _is_object(value)
+
+
+def _is_object(value: object) -> bool:
+    """Returns whether it is a token as an object of jsii, as ``module.get(...)`` gives it."""
+    return type(value).__module__.partition(".")[0] in ("jsii", "cdktf", "cdktn") and hasattr(value, "resolve")
+
+
+def _unless_output(value: Any, check: Any) -> Any:
+    if not is_output(value):
+        return check(value)
+    return tuple(value) if isinstance(value, list) else value
+
+
+# Marks a field of which the value may be an output of another construct: it reaches nothing but Terraform.
+OUTPUT = WrapValidator(_unless_output)
 
 
 class Declaration(BaseModel):
@@ -25,6 +58,8 @@ class Declaration(BaseModel):
 
     # Whose options of other tools are known, see `skyinfra.errors.peers`; its own name, if empty.
     words: ClassVar[str] = ""
+    # Fields whose parts say themselves what of them may be an output of another construct.
+    outputs: ClassVar[frozenset[str]] = frozenset()
 
     # Hidden from type checkers, so that they and editors keep the signature made from the fields.
     if not TYPE_CHECKING:
@@ -34,6 +69,7 @@ class Declaration(BaseModel):
                 first = next(iter(type(self).model_fields), "field")
                 hint = f"Write {type(self).__name__}({first}=..., ...)."
                 raise InvalidField("takes its fields by name", field=type(self).__name__, given=given[0], hint=hint)
+            _refuse_outputs(type(self), values)
             try:
                 super().__init__(**values)
             except ValidationError as error:
@@ -46,6 +82,31 @@ class Declaration(BaseModel):
     def also_wrong(cls, values: Mapping[str, Any]) -> Sequence[SkyinfraError]:
         """Returns what is wrong in *values* besides what pydantic complains about, which is then not looked for."""
         return ()
+
+
+def _refuse_outputs(model: type[Declaration], values: Mapping[str, Any]) -> None:
+    """Raises `InvalidField` where an output of another construct is given for a field that is needed before it."""
+    for name, value in values.items():
+        field = model.model_fields.get(name)
+        if field is None or not is_output(value):
+            continue
+        parts = value if isinstance(value, list | tuple) else [value]
+        if name in model.outputs:
+            continue
+        if any(map(_is_object, parts)):
+            message, hint = (
+                "is an object of jsii",
+                "Take the output as text or a list: get_string, get_list, Token.as_string.",
+            )
+        elif OUTPUT not in field.metadata:
+            admitted = ", ".join(key for key, each in model.model_fields.items() if OUTPUT in each.metadata)
+            message = (
+                "is an output of another construct, which Terraform knows, and this is needed to synthesize the stack"
+            )
+            hint = "Write the value itself." + (f" Outputs can be: {admitted}." if admitted else "")
+        else:
+            continue
+        raise InvalidField(message, field=f"{model.__name__}.{name}", hint=hint)
 
 
 def _translate(model: type[Declaration], error: ValidationError, also: Sequence[SkyinfraError]) -> SkyinfraError:

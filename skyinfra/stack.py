@@ -13,7 +13,7 @@ import re
 import shutil
 import tempfile
 from collections import defaultdict
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Any
 
 from skyinfra.bootstrap import bundled, carries_runner, runner_wheel, user_data
 from skyinfra.compiler import Deployment, compile_pools
+from skyinfra.declared import is_output
 from skyinfra.errors import InvalidField, MissingDependency
 from skyinfra.pool import STACK_NAME, ComputePool
 from skyinfra.providers import TerraformProvider
@@ -91,19 +92,26 @@ def _bind(cls: type, library: ModuleType) -> Any:
 class FleetStack(metaclass=_BindingMeta):
     """A Terraform stack with one fleet for each pool.
 
-    scope: an App of cdktf or cdktn. id: name of the stack. pools: what is declared; names differ. backend: where the
-    state is kept; None is a file beside cdktf.json. The instance is a TerraformStack of the scope's library, so other
-    constructs can be put in it. Everything is compiled before the library is touched: a `DeclarationError` leaves
-    nothing behind.
+    scope: an App of cdktf or cdktn. id: name of the stack. pools: what is declared; names differ. A function is called
+    with the stack and returns them: what it puts in the stack can be used by its pools. backend: where the state is
+    kept; None is a file beside cdktf.json. The instance is a TerraformStack of the scope's library, so other constructs
+    can be put in it. Everything is compiled before the library is touched: a `DeclarationError` leaves nothing behind.
     """
 
     def __init__(
-        self, scope: Any, id: str, *, pools: Sequence[ComputePool] = (), backend: Backend | None = None
+        self,
+        scope: Any,
+        id: str,
+        *,
+        pools: Sequence[ComputePool] | Callable[[Any], Sequence[ComputePool]] = (),
+        backend: Backend | None = None,
     ) -> None:
         check_name(id, field="FleetStack.id")
-        self.deployments = compile_pools(pools, id)
+        compiled = () if callable(pools) else compile_pools(pools, id)
+        _providers(compiled)
         library = library_of(scope)
         super().__init__(scope, id)  # type: ignore[call-arg]
+        self.deployments = compile_pools(pools(self), id) if callable(pools) else compiled
         project = _path_to_project(scope, id)
         _add_backend(library, self, id, backend or LocalState(), project)
         sources = _module_sources(library, self, {each.pool.provider.kind for each in self.deployments})
@@ -111,9 +119,77 @@ class FleetStack(metaclass=_BindingMeta):
         runners = {packed: _runner_source(library, self, packed) for packed in sorted(carriers)}
         inputs = {each.pool.name: module_inputs(each, project) for each in self.deployments}
         carried = _carry_user_data(library, self, inputs)
-        modules = {name: {**folded(literal(found)), **carried.get(name, {})} for name, found in inputs.items()}
-        for section, content in _sections(id, self.deployments, modules, sources, runners).items():
+        given = {
+            each.pool.name: _refer(library, self, each, literal(inputs[each.pool.name])) for each in self.deployments
+        }
+        modules = {name: {**folded(found), **carried.get(name, {})} for name, found in given.items()}
+        self._additions = _sections(id, self.deployments, modules, sources, runners)
+        for section, content in self._additions.items():
             self.add_override(section, content)  # type: ignore[attr-defined]
+
+    def prepare_stack(self) -> None:
+        """Called by the library when the stack is complete. Raises `InvalidField` for a name that is there twice."""
+        super().prepare_stack()  # type: ignore[misc]
+        fit_in(library_of(self), self, self._additions)
+
+
+def _refer(library: ModuleType, stack: Any, deployment: Deployment, inputs: dict[str, Any]) -> dict[str, Any]:
+    """Returns *inputs* of a pool, those with outputs of other constructs as local values of the stack.
+
+    A local value is an element of the stack, of which the library knows what it needs, in another stack too.
+    """
+    found, begins = dict(inputs), deployment.pool.provider.data.terraform.get("outputs_begin", {})
+    for name in sorted(inputs.keys() & {*deployment.selection.inputs, "image"}):
+        if is_output(value := inputs[name]):
+            key = f"{deployment.pool.name}_{name}"
+            local = library.TerraformLocal(stack, f"skyinfra-{key}", _never_null(library, value, begins.get(name)))
+            local.override_logical_id(key)
+            found[name] = f"${{local.{key}}}"
+    return found
+
+
+def _never_null(library: ModuleType, value: Any, begin: str | None) -> Any:
+    """*value* with its texts as Terraform knows before an apply that they are not null, and how they *begin*.
+
+    Modules count what they make besides, and where a value may be null Terraform makes no plan.
+    """
+    if isinstance(value, dict):
+        return {name: _never_null(library, part, begin) for name, part in value.items()}
+    if isinstance(value, list):
+        # A list that is an output itself has one part, of another form.
+        return [_never_null(library, part, begin) for part in value]
+    if not isinstance(value, str) or not value.startswith("${") or not is_output(value):
+        return value
+    return f"{begin}{library.Fn.trimprefix(value, begin)}" if begin else library.Fn.format("%s", [value])
+
+
+def fit_in(library: ModuleType, stack: Any, additions: dict[str, dict[str, Any]]) -> None:
+    """Leaves what else is in *stack* as it is: keeps its versions of providers, and refuses names that are there twice.
+
+    The library would merge them without a word. additions: to the stack's JSON, by sections. Raises `InvalidField`.
+    """
+    blocks = additions.get("provider", {})
+    for element in stack.node.find_all():
+        if isinstance(element, library.TerraformProvider):
+            name = element.terraform_resource_type
+            taken = any(block["alias"] == element.alias for block in blocks.get(name, ()))
+            if taken:
+                hint = f'Give yours another alias, or the pool yours: provider="{name}.{element.alias}".'
+                raise InvalidField("a pool has a provider of that alias", field=f"{name}.{element.alias}", hint=hint)
+            pin = getattr(element.terraform_generator_metadata, "provider_version", None)
+            if pin and name in additions.get("terraform.required_providers", {}):
+                stack.add_override(f"terraform.required_providers.{name}.version", pin)
+        elif isinstance(element, library.TerraformModule):
+            _refuse_taken("module", element, additions)
+        elif isinstance(element, library.TerraformOutput):
+            _refuse_taken("output", element, additions)
+
+
+def _refuse_taken(section: str, element: Any, additions: dict[str, dict[str, Any]]) -> None:
+    name = element.friendly_unique_id
+    if name in additions.get(section, {}):
+        hint = f"Give yours another name, or the pool: {section} {name} of the stack is that of a pool."
+        raise InvalidField(f"the stack has two of the name {name}", field=f"{section}.{name}", hint=hint)
 
 
 def _path_to_project(scope: Any, id: str) -> str:
@@ -213,7 +289,9 @@ def _sections(
         if carries_runner(deployment):
             modules[name]["runner_file"] = runners[_packs_runner(deployment)]
         if providers := deployment.pool.provider.terraform():
-            modules[name]["providers"] = {each.name: f"{each.name}.{each.alias}" for each in providers}
+            modules[name]["providers"] = {
+                each.name: _own_block(deployment, each) or f"{each.name}.{each.alias}" for each in providers
+            }
         outputs[deployment.output] = {"value": f"${{module.{name}.fleet}}", "sensitive": True}
     choices = {"pools": [describe(deployment) for deployment in deployments]}
     # `cdktf output` reads the names of the outputs from the comment that cdktf itself keeps.
@@ -230,18 +308,36 @@ def _sections(
 
 def _providers(deployments: Sequence[Deployment]) -> dict[str, dict[str, Any]]:
     """Returns the Terraform providers of the pools, one for each configuration that differs."""
-    needed = [each for deployment in deployments for each in deployment.pool.provider.terraform()]
-    configurations: dict[str, list[dict[str, Any]]] = {}
+    configurations: dict[str, dict[str, dict[str, Any]]] = {}
     required = {}
-    for provider in _different(needed):
-        configurations.setdefault(provider.name, []).append(provider.configuration())
-        required[provider.name] = {"source": provider.source, "version": provider.version}
-    return {"provider": dict(sorted(configurations.items())), "terraform.required_providers": required}
+    for deployment in deployments:
+        for provider in deployment.pool.provider.terraform():
+            required[provider.name] = {"source": provider.source, "version": provider.version}
+            if _own_block(deployment, provider):
+                continue
+            made = configurations.setdefault(provider.name, {}).setdefault(provider.alias, {})
+            _refuse_two(deployment, provider, made)
+            made.update(provider.configuration())
+    blocks = {name: list(found.values()) for name, found in sorted(configurations.items())}
+    return {"provider": blocks, "terraform.required_providers": required}
 
 
-def _different(needed: Sequence[TerraformProvider]) -> list[TerraformProvider]:
-    """*needed*, each once. Their configurations may hold values that cannot be hashed."""
-    return [each for index, each in enumerate(needed) if each not in needed[:index]]
+def _own_block(deployment: Deployment, provider: TerraformProvider) -> str | None:
+    """Returns the name of the stack's own provider block that a pool is declared with; None where it gets one."""
+    given: str | None = getattr(deployment.pool.provider, "provider", None)
+    return given if given and given.partition(".")[0] == provider.name else None
+
+
+def _refuse_two(deployment: Deployment, provider: TerraformProvider, made: dict[str, Any]) -> None:
+    """Raises `InvalidField` where a pool wants another setting of a provider block than one before it."""
+    for name, value in provider.settings:
+        if name in made and made[name] != value:
+            raise InvalidField(
+                f"a pool before it has {made[name]} with the same region and profile, which are one account",
+                field=f"{deployment.pool.name}.provider.{name}",
+                given=value,
+                hint="Give each account a profile of its own: sky.AWS(profile=...).",
+            )
 
 
 def module_inputs(deployment: Deployment, project: str) -> dict[str, Any]:

@@ -63,7 +63,7 @@ ALLOWED: dict[str, set[str]] = {
     "compiler": {"pool", "plugins", "providers", "accelerators", "mig", "protocol"},
     "bootstrap": {"compiler", "first_boot", "mig", "node", "protocol", "providers"},
     "terraform": {"declared", "protocol", "providers"},
-    "stack": {"compiler", "bootstrap", "pool", "providers", "terraform"},
+    "stack": {"declared", "compiler", "bootstrap", "pool", "providers", "terraform"},
     "prewarm": {"compiler", "pool", "providers", "stack", "terraform"},
     # the client
     "notebook": {"accelerators", "mig", "protocol"},

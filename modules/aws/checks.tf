@@ -89,3 +89,30 @@ resource "terraform_data" "checks" {
     }
   }
 }
+
+# The account and region that the pool was made in. With other credentials, or in another region, the provider would find
+# nothing of it, and Terraform forget machines that run: no plan is made there.
+data "aws_caller_identity" "current" {}
+
+data "aws_region" "current" {}
+
+resource "terraform_data" "place" {
+  input = {
+    account = data.aws_caller_identity.current.account_id
+    region  = data.aws_region.current.id
+  }
+
+  lifecycle {
+    ignore_changes = [input]
+
+    postcondition {
+      condition     = self.input.account == data.aws_caller_identity.current.account_id
+      error_message = "The pool is in the account ${self.input.account}, and these credentials are of ${data.aws_caller_identity.current.account_id}, where Terraform would not find it, and forget machines that run. Use credentials of that account, or destroy the pool with them first."
+    }
+
+    postcondition {
+      condition     = self.input.region == data.aws_region.current.id
+      error_message = "The pool is in ${self.input.region}, and the provider is that of ${data.aws_region.current.id}, where Terraform would not find it, and forget machines that run. Destroy the pool in ${self.input.region} first, or give the one in ${data.aws_region.current.id} another name."
+    }
+  }
+}

@@ -77,7 +77,7 @@ resource "terraform_data" "zone" {
 
     postcondition {
       condition     = self.input == "" || contains(local.considered, self.input)
-      error_message = "zones: the nodes stand in ${self.input}, which is not among ${local.considered_text}. Name it too, or move the nodes, which ends what runs on them: -replace='module.NAME.terraform_data.zone[\"${each.key}\"]'."
+      error_message = "zones: the nodes stand in ${self.input}, which is not among ${local.considered_text}. ${startswith(self.input, data.aws_region.current.id) ? "Name it too, or move the nodes, which ends what runs on them: -replace='module.NAME.terraform_data.zone[\"${each.key}\"]'." : "That is another region, where Terraform does not find them: destroy them with the region that they are in first."}"
     }
   }
 
@@ -96,7 +96,7 @@ resource "terraform_data" "offered" {
 
     postcondition {
       condition     = self.input
-      error_message = "${each.key == "head" && local.grouped ? "head_machine_type" : "machine_types"}: ${join(", ", each.value.types)} is offered in ${length(each.value.offered) == 0 ? "no zone of this region" : join(", ", sort(each.value.offered))}, but not in ${terraform_data.zone[each.key].output}, where the nodes stand. Choose another machine type, or move the nodes, which ends what runs on them: -replace='module.NAME.terraform_data.zone[\"${each.key}\"]'."
+      error_message = "${each.key == "head" && local.grouped ? "head_machine_type" : "machine_types"}: ${join(", ", each.value.types)} is offered in ${length(each.value.offered) == 0 ? "no zone of this region" : join(", ", sort(each.value.offered))}, but not in ${terraform_data.zone[each.key].output}, where the nodes stand. ${startswith(terraform_data.zone[each.key].output, data.aws_region.current.id) ? "Choose another machine type, or move the nodes, which ends what runs on them: -replace='module.NAME.terraform_data.zone[\"${each.key}\"]'." : "That is another region, where Terraform does not find them: destroy them with the region that they are in first."}"
     }
   }
 }
@@ -242,16 +242,12 @@ resource "aws_route_table_association" "private" {
   route_table_id = aws_route_table.private[0].id
 }
 
-data "aws_region" "current" {
-  count = local.private ? 1 : 0
-}
-
 # What nodes read from S3 does not pay for the NAT gateway.
 resource "aws_vpc_endpoint" "s3" {
   count = local.private ? 1 : 0
 
   vpc_id          = aws_vpc.this[0].id
-  service_name    = "com.amazonaws.${data.aws_region.current[0].id}.s3"
+  service_name    = "com.amazonaws.${data.aws_region.current.id}.s3"
   route_table_ids = [aws_route_table.private[0].id]
   tags            = merge(local.tags, { Name = "${local.title}/s3" })
 }

@@ -6,6 +6,7 @@ output "fleet" {
     stack     = var.stack
     pool      = var.name
     provider  = "aws"
+    account   = terraform_data.place.output.account
     simulated = false
     head = {
       address = local.reached

@@ -29,12 +29,13 @@ resource "tls_private_key" "host" {
 }
 
 module "hosts" {
-  source = "../hosts"
-  kind   = "azure"
-  secret = terraform_data.secret
-  nodes  = local.names
-  zone   = coalesce(var.zone, var.region)
-  ids    = { for node, machine in azurerm_linux_virtual_machine.node : node => machine.virtual_machine_id }
+  source  = "../hosts"
+  kind    = "azure"
+  secret  = terraform_data.secret
+  nodes   = local.names
+  account = try(split("/", azurerm_linux_virtual_machine.node[local.names[0]].id)[2], null)
+  zone    = coalesce(var.zone, var.region)
+  ids     = { for node, machine in azurerm_linux_virtual_machine.node : node => machine.virtual_machine_id }
   machines = {
     for node, address in azurerm_public_ip.node : node => {
       address  = address.ip_address

@@ -27,12 +27,13 @@ resource "tls_private_key" "host" {
 }
 
 module "hosts" {
-  source = "../hosts"
-  kind   = "crusoe"
-  secret = terraform_data.secret
-  nodes  = local.names
-  zone   = var.region
-  ids    = { for node, instance in crusoe_compute_instance.node : node => instance.id }
+  source  = "../hosts"
+  kind    = "crusoe"
+  secret  = terraform_data.secret
+  nodes   = local.names
+  account = crusoe_compute_instance.node[local.names[0]].project_id
+  zone    = var.region
+  ids     = { for node, instance in crusoe_compute_instance.node : node => instance.id }
   machines = {
     for node, instance in crusoe_compute_instance.node : node => {
       address  = instance.network_interfaces[0].public_ipv4.address

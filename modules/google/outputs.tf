@@ -5,6 +5,7 @@ output "fleet" {
     stack     = var.pool.stack
     pool      = var.pool.name
     provider  = var.kind
+    account   = google_compute_instance.node[var.head].project
     simulated = false
     head = {
       address = coalesce(one(google_compute_address.public[*].address), google_compute_address.head.address)

@@ -64,6 +64,7 @@ locals {
     stack     = var.pool.stack
     pool      = var.pool.name
     provider  = var.kind
+    account   = var.account
     simulated = false
     head = {
       address = var.machines[local.head].outside == null ? var.machines[local.head].address : var.machines[local.head].outside

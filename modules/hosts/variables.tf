@@ -3,6 +3,12 @@ variable "kind" {
   type        = string
 }
 
+variable "account" {
+  description = "The account, project or subscription of the provider that the machines are in, for the manifest. Null where it is not known."
+  type        = string
+  default     = null
+}
+
 variable "pool" {
   description = "The inputs that every such module has. Null is what a place has none of: machines that stand already have their image, keys and firewall."
   type = object({

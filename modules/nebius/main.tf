@@ -28,12 +28,13 @@ resource "tls_private_key" "host" {
 }
 
 module "hosts" {
-  source = "../hosts"
-  kind   = "nebius"
-  secret = terraform_data.secret
-  nodes  = local.names
-  zone   = var.region
-  ids    = { for node, instance in nebius_compute_v1_instance.node : node => instance.id }
+  source  = "../hosts"
+  kind    = "nebius"
+  secret  = terraform_data.secret
+  nodes   = local.names
+  account = var.project_id
+  zone    = var.region
+  ids     = { for node, instance in nebius_compute_v1_instance.node : node => instance.id }
   machines = {
     for node, address in local.addresses : node => {
       address  = address.public

@@ -20,13 +20,29 @@ resource "tls_private_key" "host" {
   algorithm = "ED25519"
 }
 
+# The region that the pool was made in. In another one the provider finds nothing of it, and Terraform would forget machines
+# that run: no plan is made there.
+resource "terraform_data" "place" {
+  input = var.region
+
+  lifecycle {
+    ignore_changes = [input]
+
+    postcondition {
+      condition     = self.input == var.region
+      error_message = "region: the pool is in ${self.input}, and Terraform would not find it in ${var.region}, and forget machines that run. Destroy it in ${self.input} first, or give the one in ${var.region} another name."
+    }
+  }
+}
+
 module "hosts" {
-  source = "../hosts"
-  kind   = "oci"
-  secret = terraform_data.secret
-  nodes  = local.names
-  zone   = var.availability_domain
-  ids    = { for node, instance in oci_core_instance.node : node => instance.id }
+  source  = "../hosts"
+  kind    = "oci"
+  secret  = terraform_data.secret
+  nodes   = local.names
+  account = var.compartment_id
+  zone    = var.availability_domain
+  ids     = { for node, instance in oci_core_instance.node : node => instance.id }
   machines = {
     for node, instance in oci_core_instance.node : node => {
       address  = instance.public_ip

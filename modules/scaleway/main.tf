@@ -20,12 +20,13 @@ resource "tls_private_key" "host" {
 }
 
 module "hosts" {
-  source = "../hosts"
-  kind   = "scaleway"
-  secret = terraform_data.secret
-  nodes  = local.names
-  zone   = var.region
-  ids    = { for node, server in scaleway_instance_server.node : node => server.id }
+  source  = "../hosts"
+  kind    = "scaleway"
+  secret  = terraform_data.secret
+  nodes   = local.names
+  account = scaleway_instance_server.node[local.names[0]].project_id
+  zone    = var.region
+  ids     = { for node, server in scaleway_instance_server.node : node => server.id }
   machines = {
     for node, ip in scaleway_instance_ip.node : node => {
       address  = ip.address

@@ -1,9 +1,9 @@
 locals {
   # By host, not by number: a host that goes changes the name of no other node. Machines behind one address are told apart
-  # by their ports, and by the machine next to each on its way; skyinfra/providers/ssh.py makes the same names.
-  plain = [for host in var.hosts : trim(replace(lower(host.address), "/[^a-z0-9]+/", "-"), "-")]
+  # by their ports, and by the machine next to each on its way, where they have no names; skyinfra/providers/ssh.py makes the same names.
+  plain = [for host in var.hosts : host.name != null ? host.name : trim(replace(lower(host.address), "/[^a-z0-9]+/", "-"), "-")]
   labels = [
-    for index, host in var.hosts : length([for each in local.plain : each if each == local.plain[index]]) == 1 ? local.plain[index] : join("-", compact([
+    for index, host in var.hosts : host.name != null || length([for each in local.plain : each if each == local.plain[index]]) == 1 ? local.plain[index] : join("-", compact([
       local.plain[index],
       host.port == 0 ? "" : tostring(host.port),
       trim(replace(lower(try(host.via.address, "")), "/[^a-z0-9]+/", "-"), "-"),

@@ -88,9 +88,10 @@ variable "labels" {
 }
 
 variable "hosts" {
-  description = "The machines, the head first. address: name, address, or host of the SSH configuration. user, port, key_file: what `ssh` takes where they are left out; the user is root or has sudo without a password. host_key: its public key, without a name; known_hosts say it where it is left out. inside: the address at which clients and other nodes reach it, where that is another one. via: the machine to go through. hops: those to go through to reach that one, the one next to it first."
+  description = "The machines, the head first. address: name, address, or host of the SSH configuration. user, port, key_file: what `ssh` takes where they are left out; the user is root or has sudo without a password. host_key: its public key, without a name; known_hosts say it where it is left out. inside: the address at which clients and other nodes reach it, where that is another one. name: the last part of its node's name, which a host needs whose address is not known before the apply. via: the machine to go through. hops: those to go through to reach that one, the one next to it first."
   type = list(object({
     address  = string
+    name     = optional(string)
     user     = optional(string, "")
     port     = optional(number, 0)
     host_key = optional(string, "")

@@ -44,6 +44,8 @@ _COLOURS: dict[Result, str] = {"pass": "green", "warn": "yellow", "fail": "red"}
 
 
 app = typer.Typer()
+Replace = Annotated[list[str] | None, typer.Option(help="Address of a resource to make anew.")]
+Gone = Annotated[bool, typer.Option("--gone", help="What the cloud does not find was removed by other means.")]
 
 
 @app.command()
@@ -81,6 +83,9 @@ def show_orphans(orphans: Iterable[Orphan], *, to_stderr: bool = False) -> None:
         out.print(f"[yellow]{escape(text)}[/]", soft_wrap=True)
         if orphan.problem is None:
             out.print(f"Destroy them with: {escape(orphan.command)}", soft_wrap=True)
+            out.print(
+                f"Or keep their nodes, in the stack that declares them now: {escape(orphan.move)}", soft_wrap=True
+            )
 
 
 def holdings(resources: Sequence[Resource]) -> str:
@@ -131,6 +136,8 @@ def _price(pool: dict[str, Any]) -> str:
 @app.command()
 def plan(
     stack: StackName = None,
+    replace: Replace = None,
+    gone: Gone = False,
     as_json: Json = False,
     wide: Wide = False,
     detailed: Annotated[
@@ -142,7 +149,7 @@ def plan(
         selected = synthesize(stack)
         with ExitStack() as inside:
             with working(f"plan {selected.name}: terraform"):
-                _, made = inside.enter_context(planned(selected))
+                _, made = inside.enter_context(planned(selected, replace=replace or (), gone=gone))
             show_plan(selected.name, made, as_json=as_json, cost=cost_of(selected.pools))
             show_transitions(selected, made)
             show_endings(selected, made, to_stderr=True)
@@ -158,7 +165,8 @@ def plan(
 def deploy(
     stack: StackName = None,
     auto_approve: Yes = False,
-    replace: Annotated[list[str] | None, typer.Option(help="Address of a resource to make anew.")] = None,
+    replace: Replace = None,
+    gone: Gone = False,
     wait: Annotated[bool, typer.Option(help="Until cloud nodes have booted and their slots are ready.")] = True,
     patience: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="For how long to wait.")] = 900,
     as_json: Annotated[bool, typer.Option("--json", help="Print the events as lines of JSON.")] = False,
@@ -175,6 +183,7 @@ def deploy(
             selected,
             approve=approve,
             replace=replace or (),
+            gone=gone,
             planning=working(f"plan {selected.name}: terraform"),
             before=partial(keep_jobs, selected, project.folder),
             on_event=print_step if as_json else None,
@@ -201,7 +210,7 @@ def deploy(
 
 
 @app.command()
-def destroy(stack: StackName = None, auto_approve: Yes = False) -> None:
+def destroy(stack: StackName = None, auto_approve: Yes = False, gone: Gone = False) -> None:
     """Remove everything a stack created, after keeping its jobs' logs. It need not be declared any more."""
     project = Project.find()
     selected = stack_to_destroy(project, stack)
@@ -211,7 +220,7 @@ def destroy(stack: StackName = None, auto_approve: Yes = False) -> None:
     approve, planning = Approval(selected, "destroy", auto_approve), working(f"plan {selected.name}: terraform")
     before = partial(keep_jobs, selected, project.base_of(selected), destroy=True)
     with kept_from_programs(block) if block is not None else nullcontext() as forget_block:
-        done = carry_out(selected, approve=approve, destroy=True, planning=planning, before=before)
+        done = carry_out(selected, approve=approve, destroy=True, gone=gone, planning=planning, before=before)
         if done is None:
             raise typer.Exit(1)
         if forget_block is not None:

@@ -1,4 +1,4 @@
-"""``skyinfra upgrade``."""
+"""``skyinfra upgrade | move``: fleets that exist, changed without new nodes."""
 
 from __future__ import annotations
 
@@ -7,12 +7,32 @@ from typing import Annotated
 import typer
 
 from skyinfra.cli.options import Fleet, Yes, can_be_asked
+from skyinfra.cli.stacks import synthesize
+from skyinfra.deploy.moving import move as move_pools
+from skyinfra.deploy.orphans import stack_to_destroy
 from skyinfra.deploy.upgrade import Running, Upgrade, check_kind, running, wanted
 from skyinfra.errors import FleetUnreachable, NotSupported, counted
 from skyinfra.terminal import tables
 from skyinfra.terminal.progress import deployed
+from skyinfra.terraform.project import Project
 
 app = typer.Typer()
+
+
+@app.command()
+def move(
+    source: Annotated[
+        str, typer.Argument(metavar="STACK[/POOL]", help="The stack that has it; all pools without one.")
+    ],
+    target: Annotated[str, typer.Argument(metavar="STACK", help="The stack that declares it.")],
+) -> None:
+    """Move a pool with its nodes to another stack, or all pools of a stack to its new name."""
+    project = Project.find()
+    selected = synthesize(target, project)
+    stack, _, pool = source.partition("/")
+    moved = move_pools(stack_to_destroy(project, stack), selected, pool or None)
+    typer.echo(f"{', '.join(moved)}: moved from {stack} to {selected.name}, and nothing else was changed")
+    typer.echo(f"See what is left to change, such as tags: skyinfra plan {selected.name}")
 
 
 @app.command()

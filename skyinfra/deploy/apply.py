@@ -12,6 +12,7 @@ from skyinfra.deploy.disks import refuse_smaller
 from skyinfra.deploy.last_run import recorded
 from skyinfra.deploy.missing_nodes import lost_nodes
 from skyinfra.deploy.next_steps import next_steps
+from skyinfra.deploy.places import accounts, kept_in_place, refuse_gone, refuse_moved
 from skyinfra.deploy.reporting import Line, Reporter
 from skyinfra.errors import (
     CloudRefused,
@@ -20,8 +21,10 @@ from skyinfra.errors import (
     StateNotSaved,
     TerraformError,
     TerraformFailed,
+    WrongAccount,
 )
 from skyinfra.terraform.program import Plan, Terraform
+from skyinfra.terraform.state import Resource
 from skyinfra.terraform.synthesized import SynthesizedStack
 from skyinfra.terraform.text import Event
 
@@ -33,24 +36,37 @@ _CONFIGURATION = re.compile(r'module\.[^.]+\.(?:module\.hosts\.)?terraform_data\
 
 @contextlib.contextmanager
 def planned(
-    stack: SynthesizedStack, *, destroy: bool = False, replace: Sequence[str] = (), target: Sequence[str] = ()
+    stack: SynthesizedStack,
+    *,
+    destroy: bool = False,
+    replace: Sequence[str] = (),
+    target: Sequence[str] = (),
+    gone: bool = False,
 ) -> Iterator[tuple[Terraform, Plan]]:
     """Plans a deploy of *stack*, or a destroy; the plan file exists as long as the block runs.
 
     replace: addresses of resources to make anew. target: addresses of those that alone are deployed, with what they
-    need; none: all. Raises `TerraformFailed`, `TerraformNotFound`, `DeployInterrupted`, `RunsElsewhere`,
-    `DiskTooSmall`.
+    need; none: all. gone: resources that the cloud does not find were removed by other means. Raises `TerraformFailed`,
+    `TerraformNotFound`, `DeployInterrupted`, `RunsElsewhere`, `DiskTooSmall`, `PlaceChanged`.
     """
     with contextlib.ExitStack() as inside:
         stack.keep_private()
+        resources: tuple[Resource, ...] = ()
         try:
+            resources = stack.resources()
+            if not destroy:
+                refuse_moved(stack, resources)
+            inside.enter_context(kept_in_place(stack, resources, destroy=destroy, gone=gone))
             terraform = stack.prepared(anew=True)
             again = [*_wherever(replace), *([] if destroy or target else lost_nodes(stack))]
             plan = inside.enter_context(_plan(terraform, destroy=destroy, replace=again, target=target))
         except CloudRefused as error:
-            error.hint = hint_for(stack, error, "Nothing was changed.")
+            where = accounts(resources) if isinstance(error, WrongAccount) else ""
+            error.hint = hint_for(stack, error, f"{where} Nothing was changed.".strip())
             raise
         _check_place(stack, plan)
+        if not gone:
+            refuse_gone(stack, resources, plan, destroy=destroy)
         refuse_smaller(stack, plan)
         yield terraform, dataclasses.replace(plan, changes=tuple(map(_meant, plan.changes)))
 
@@ -115,6 +131,7 @@ def carry_out(
     destroy: bool = False,
     replace: Sequence[str] = (),
     target: Sequence[str] = (),
+    gone: bool = False,
     planning: contextlib.AbstractContextManager[object] | None = None,
     before: Callable[[Plan], object] = lambda plan: None,
     on_event: Callable[[Event], object] | None = None,
@@ -129,7 +146,9 @@ def carry_out(
     verb = "destroy" if destroy else "deploy"
     with contextlib.ExitStack() as inside:
         with planning or contextlib.nullcontext():
-            terraform, plan = inside.enter_context(planned(stack, destroy=destroy, replace=replace, target=target))
+            terraform, plan = inside.enter_context(
+                planned(stack, destroy=destroy, replace=replace, target=target, gone=gone)
+            )
         if plan.empty:
             if plan.moves and not destroy:
                 # A module of another version has other names for what stands. Only the state is written.

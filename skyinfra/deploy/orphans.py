@@ -39,6 +39,12 @@ class Orphan:
         selected = f"TF_WORKSPACE={self.workspace} " if self.workspace else ""
         return f"{selected}skyinfra destroy {self.stack.name}"
 
+    @property
+    def move(self) -> str:
+        """The command that gives its pools to a declared stack."""
+        selected = f"TF_WORKSPACE={self.workspace} " if self.workspace else ""
+        return f"{selected}skyinfra move {self.stack.name} STACK"
+
 
 def find_orphans(project: Project, declared: Iterable[SynthesizedStack]) -> tuple[Orphan, ...]:
     """Returns the states with resources that none of the *declared* stacks owns, by name.
@@ -124,9 +130,9 @@ def restore(orphan: Orphan) -> SynthesizedStack:
         return stack
     providers: dict[str, list[dict[str, Any]]] = {}
     required = {}
-    for found in dict.fromkeys(provider_of(resource.provider) for resource in orphan.resources):
-        if found is not None:
-            providers.setdefault(found.name, []).append(found.configuration())
+    for found in map(provider_of, dict.fromkeys(resource.provider for resource in orphan.resources)):
+        if found is not None and found.configuration() not in providers.setdefault(found.name, []):
+            providers[found.name].append(found.configuration())
             required[found.name] = {"source": found.source, "version": found.version}
     kinds = _kinds(orphan.resources)
     stack.folder.mkdir(parents=True, exist_ok=True)

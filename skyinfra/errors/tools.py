@@ -100,6 +100,15 @@ class DiskTooSmall(TerraformError):
     """
 
 
+class PlaceChanged(TerraformError):
+    """A deployed pool is declared in another region, project or subscription, where Terraform would not see its
+    machines and forget them; nothing was changed.
+
+    Cure: destroy it first, or declare the pool in the other place under another name: that makes the one and
+    destroys the other.
+    """
+
+
 class RunsElsewhere(TerraformError):
     """Terraform runs in HCP Terraform, where the nodes of this machine cannot be started.
 
@@ -125,6 +134,14 @@ class CloudCredentialsRefused(CloudRefused):
     """The cloud's credentials are missing, have expired or are not accepted.
 
     Cure: log in anew; `skyinfra preflight` says which credentials are used.
+    """
+
+
+class WrongAccount(CloudRefused):
+    """The credentials are of another account than the one that is declared, or that the machines of the stack are
+    in: Terraform would not see them and forget them.
+
+    Cure: use credentials of the account that the message names, or destroy the stack with them first.
     """
 
 

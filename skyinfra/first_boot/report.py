@@ -54,9 +54,7 @@ def greeting() -> tuple[str, str]:
     return nonce, f"{_GREETING}{nonce}\n"
 
 
-def send(
-    address: str, port: int, secret: str, failure: dict[str, Any], *, timeout: float = _ANSWER_S
-) -> bool:
+def send(address: str, port: int, secret: str, failure: dict[str, Any], *, timeout: float = _ANSWER_S) -> bool:
     """Tells the listener at *address* of a *failure*; whether it took it."""
     with contextlib.suppress(OSError, ValueError), connected(address, port, timeout) as stream:
         text = json.dumps(failure)

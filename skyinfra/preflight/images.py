@@ -15,6 +15,8 @@ from skyinfra.preflight.report import Finding, failed, passed, warned
 def check_images(context: Context) -> list[Finding]:
     """Returns a finding for the image of the nodes, and one for that of a head besides them."""
     inputs = context.inputs
+    if "image" in inputs.unknown:
+        return [warned("the image is an output of another construct", "It is known when Terraform has made it.")]
     found = [_image(context, inputs.image, inputs.machine_types, inputs.disk_gb)]
     if inputs.head_machine_type:
         found.append(_image(context, inputs.head_image or inputs.image, (inputs.head_machine_type,), 0))

@@ -16,6 +16,8 @@ from skyinfra.providers.quotas import address_quota, vpc_quota
 def check_network(context: Context) -> list[Finding]:
     """The declared subnets; or whether the account may have one more VPC. And the Elastic IPs that are needed."""
     inputs = context.inputs
+    if "subnet_ids" in inputs.unknown:
+        return [warned("the subnets are outputs of other constructs", "They are known when Terraform has made them.")]
     found = [_subnets(context)] if inputs.subnet_ids else [_own_network(context)]
     if _addresses_needed(inputs):
         found.append(_elastic_ips(context))

@@ -9,6 +9,7 @@ from skyinfra.errors import NotSupported
 from skyinfra.preflight.aws import ACTIONS
 from skyinfra.preflight.pool_inputs import is_group
 from skyinfra.providers.aws_fields import partition, permissions
+from skyinfra.terraform.expressions import is_reference
 from skyinfra.terraform.stores import jobs_prefix
 from skyinfra.terraform.synthesized import SynthesizedStack
 
@@ -18,7 +19,13 @@ def policy(stack: SynthesizedStack) -> dict[str, Any]:
     pools = [(name, inputs) for name, inputs in stack.modules.items() if _provider(stack, name) == "aws"]
     if not pools:
         raise NotSupported("has no pool on AWS, and needs no IAM actions", field="stack", given=stack.name)
-    regions = sorted({stack.configuration(name)["region"] for name, _ in pools})
+    regions = sorted(
+        {
+            stack.configuration(each["name"]).get("region") or each["region"]
+            for each in stack.pools
+            if each["provider"] == "aws"
+        }
+    )
     arn = f"arn:{partition(regions[0])}"
     statements = [_anywhere(pools, regions)]
     statements += _merged([each for name, inputs in pools for each in _of_pool(name, inputs, arn)])
@@ -103,7 +110,7 @@ def _of_pool(name: str, inputs: Mapping[str, Any], arn: str) -> Iterator[dict[st
     # The module's names begin so; see its locals.
     prefix = f"skyinfra-{name}-"
     path = inputs.get("iam_path") or "/"
-    own = inputs.get("iam_instance_profile")
+    own, key = inputs.get("iam_instance_profile"), inputs.get("kms_key_id")
     service = f"ec2.amazonaws.com{'.cn' if arn.endswith('-cn') else ''}"
     linked = [action for action in selected["iam"] if action == "iam:CreateServiceLinkedRole"]
     passed = [action for action in selected["iam"] if action == "iam:PassRole"]
@@ -115,7 +122,7 @@ def _of_pool(name: str, inputs: Mapping[str, Any], arn: str) -> Iterator[dict[st
         ("Pass", passed, [roles], {"StringEquals": {"iam:PassedToService": service}}),
         ("Linked", linked, [f"{arn}:iam::*:role/aws-service-role/*"], None),
         ("Bucket", selected["s3"], [f"{arn}:s3:::{prefix[:37]}*", f"{arn}:s3:::{prefix[:37]}*/*"], None),
-        ("Key", selected["kms"], [inputs.get("kms_key_id")], None),
+        ("Key", selected["kms"], [f"{arn}:kms:*:*:key/*" if is_reference(key) else key], None),
     ):
         if selected_actions:
             statement = {"Sid": sid, "Effect": "Allow", "Action": selected_actions, "Resource": resources}

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from skyinfra.terraform.expressions import is_reference
 from skyinfra.terraform.synthesized import SynthesizedStack
 
 
@@ -16,6 +17,7 @@ class PoolInputs:
     profile: of the shared AWS configuration, None for what the environment says. head_machine_type: where the head is a
     machine besides the nodes. interfaces: network interfaces of one node, by machine type; one where it is not named.
     grouped: whether the nodes are an Auto Scaling group. max_hourly_cost: the declared cap, USD per node and hour.
+    unknown: inputs that are outputs of other constructs, which Terraform alone knows; they are left out.
     """
 
     stack: str
@@ -42,6 +44,7 @@ class PoolInputs:
     interfaces: dict[str, int]
     placement_group: bool
     head_machine_type: str | None
+    unknown: frozenset[str] = frozenset()
 
     @property
     def one_zone(self) -> bool:
@@ -74,12 +77,13 @@ def is_group(inputs: Mapping[str, Any]) -> bool:
 def read(stack: SynthesizedStack, pool: dict[str, Any]) -> PoolInputs:
     """Reads the inputs of *pool*, one of `stack.pools`."""
     name = pool["name"]
-    module, configuration = stack.modules[name], stack.configuration(name)
+    configuration = stack.configuration(name)
+    module = {key: value for key, value in stack.modules[name].items() if not is_reference(value)}
     grouped = is_group(module)
     return PoolInputs(
         stack=stack.name,
         pool=name,
-        region=configuration["region"],
+        region=configuration.get("region") or pool["region"],
         profile=configuration.get("profile"),
         nodes=module["node_count"],
         machine_types=tuple(module["machine_types"]),
@@ -92,7 +96,7 @@ def read(stack: SynthesizedStack, pool: dict[str, Any]) -> PoolInputs:
         subnet_ids=tuple(module.get("subnet_ids", ())),
         security_group_ids=tuple(module.get("security_group_ids", ())),
         head_public_ip=module.get("head_public_ip", False),
-        image=module["image"],
+        image=module.get("image", ""),
         head_image=module.get("head_image") if grouped else None,
         disk_gb=module["disk_gb"],
         iam_instance_profile=module.get("iam_instance_profile"),
@@ -101,4 +105,5 @@ def read(stack: SynthesizedStack, pool: dict[str, Any]) -> PoolInputs:
         interfaces={kind: len(cards) for kind, cards in module.get("efa_interfaces", {}).items()},
         placement_group=module.get("placement_group", False),
         head_machine_type=module.get("head_machine_type") if grouped else None,
+        unknown=frozenset(stack.modules[name].keys() - module.keys()),
     )

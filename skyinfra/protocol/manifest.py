@@ -114,7 +114,8 @@ class Manifest(_schema.Document, error=InvalidManifest, source="manifest", versi
 
     ``group_nodes``: how many nodes there are to be besides ``nodes``, in a group of the provider's that replaces them
     without Terraform: the scheduler knows which. Where there are such, the head is a machine without slots. ``via``:
-    how clients reach the head where they cannot reach its address.
+    how clients reach the head where they cannot reach its address. ``account``: of the provider, as it names them: an
+    account, a project, a subscription; None where it is not known.
     """
 
     version: int
@@ -128,6 +129,7 @@ class Manifest(_schema.Document, error=InvalidManifest, source="manifest", versi
     simulated: bool = False
     group_nodes: int = 0
     via: Via | None = None
+    account: str | None = None
 
     @property
     def fleet(self) -> str:

@@ -2,37 +2,38 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field, model_validator
 
 from skyinfra import offers
-from skyinfra.declared import Declaration
+from skyinfra.declared import OUTPUT, Declaration
 from skyinfra.errors import InvalidField
 from skyinfra.offers import Offer
 from skyinfra.providers.aws_fields import MachineTypes, Zones, check_labels
 from skyinfra.providers.base import Request
 from skyinfra.providers.cloud import CloudProvider, SelectedMachines
-from skyinfra.providers.data import Strings, TerraformProvider
+from skyinfra.providers.data import Output, OutputStrings, TerraformProvider
 
 
 class CapacityBlock(Declaration):
     """Capacity that is paid for in advance, by the id of its reservation, such as ``cr-0123456789abcdef0``."""
 
-    id: str = Field(pattern=r"^cr-[0-9a-z]+$")
+    id: Annotated[str, Field(pattern=r"^cr-[0-9a-z]+$"), OUTPUT]
 
 
 class CapacityReservation(Declaration):
     """An on-demand capacity reservation, by its id, such as ``cr-0123456789abcdef0``."""
 
-    id: str = Field(pattern=r"^cr-[0-9a-z]+$")
+    id: Annotated[str, Field(pattern=r"^cr-[0-9a-z]+$"), OUTPUT]
 
 
 class AWS(CloudProvider):
     """Amazon EC2, by Terraform's hashicorp/aws and the credentials that it finds.
 
     region: such as ``us-east-1``. zones: to use, in order of preference; empty is all that offer the machine.
-    profile: of the shared AWS configuration. instance_types: to take, in order of preference; empty takes the
+    profile: of the shared AWS configuration. account_id: of 12 digits: credentials of another account are refused, by
+    Terraform itself. instance_types: to take, in order of preference; empty takes the
     cheapest that carries the accelerator, and for a spot pool those besides that cost at most twice that.
     head_instance_type: of the head of a pool that is an Auto Scaling group (spot, or several types), which carries no
     slots. vpc_id, subnet_ids, security_group_ids: your own network; without them the pool has one of its own.
@@ -54,20 +55,21 @@ class AWS(CloudProvider):
     instance_types: MachineTypes = ()
     zones: Zones = ()
     profile: str | None = None
-    vpc_id: str | None = Field(default=None, pattern=r"^vpc-[0-9a-z]+$")
-    subnet_ids: Strings = ()
-    security_group_ids: Strings = ()
+    account_id: str | None = Field(default=None, pattern=r"^\d{12}$")
+    vpc_id: Annotated[str | None, Field(pattern=r"^vpc-[0-9a-z]+$"), OUTPUT] = None
+    subnet_ids: OutputStrings = ()
+    security_group_ids: OutputStrings = ()
     head_public_ip: bool = False
-    iam_instance_profile: str | None = None
-    ami: str | None = Field(default=None, pattern=r"^(ami-[0-9a-z]+|/[A-Za-z0-9_./-]+)$")
+    iam_instance_profile: Output = None
+    ami: Annotated[str | None, Field(pattern=r"^(ami-[0-9a-z]+|/[A-Za-z0-9_./-]+)$"), OUTPUT] = None
     capacity: CapacityBlock | CapacityReservation | None = None
     spot_max_price: float | None = Field(default=None, gt=0)
     efa: bool = False
     placement_group: bool | None = None
     group: bool = False
     iam_path: str | None = Field(default=None, pattern=r"^/([!-~]+/)?$")
-    permissions_boundary: str | None = Field(default=None, pattern=r"^arn:")
-    kms_key_id: str | None = Field(default=None, pattern=r"^arn:")
+    permissions_boundary: Annotated[str | None, Field(pattern=r"^arn:"), OUTPUT] = None
+    kms_key_id: Annotated[str | None, Field(pattern=r"^arn:"), OUTPUT] = None
     head_volume_gb: int | None = Field(default=None, ge=1, le=16_384)
 
     @model_validator(mode="after")
@@ -87,8 +89,9 @@ class AWS(CloudProvider):
         return self
 
     def terraform(self) -> tuple[TerraformProvider, ...]:
-        """Returns the provider of the region, with the profile where one is declared."""
-        return (self.data.terraform_provider(region=self.region, profile=self.profile),)
+        """Returns the provider of the region, with the profile and the account where they are declared."""
+        made = self.data.terraform_provider(region=self.region, profile=self.profile)
+        return (made.having("allowed_account_ids", [self.account_id]) if self.account_id else made,)
 
     def check(self, request: Request) -> None:
         """Raises `InvalidField` for a purchase that contradicts itself, and labels that cannot be tags."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from skyinfra.declared import OUTPUT
 from skyinfra.errors import InvalidField, NotSupported
 from skyinfra.providers.base import Request
 from skyinfra.providers.cloud import SelectedMachines
@@ -14,22 +15,25 @@ from skyinfra.providers.over_ssh import MachineCloud
 
 
 class Azure(MachineCloud):
-    """Virtual machines of Azure, by Terraform's hashicorp/azurerm and the subscription of the environment.
+    """Virtual machines of Azure, by Terraform's hashicorp/azurerm and the credentials that it finds.
 
-    region: such as ``eastus``. zone: 1, 2 or 3; None leaves it to Azure. resource_group: one of yours; without, the
-    pool has one of its own. image: ``PUBLISHER:OFFER:SKU:VERSION``, or the id of an image of your own; with the driver
-    for an accelerator. instance_types: one size, such as ``Standard_NC40ads_H100_v5``. infiniband: between nodes of the
-    ND series, in an availability set. ssh_public_key, key_file, allow_cidrs, wait_seconds: see `MachineCloud`. Log in
-    with `az login`, and set ARM_SUBSCRIPTION_ID.
+    subscription_id: None takes that of the environment (``ARM_SUBSCRIPTION_ID``). region: such as ``eastus``. zone: 1,
+    2 or 3; None leaves it to Azure. resource_group: one of yours; without, the pool has one of its own. image:
+    ``PUBLISHER:OFFER:SKU:VERSION``, or the id of an image of your own; with the driver for an accelerator.
+    instance_types: one size, such as ``Standard_NC40ads_H100_v5``. infiniband: between nodes of the ND series, in an
+    availability set. ssh_public_key, key_file, allow_cidrs, wait_seconds: see `MachineCloud`. Log in with `az login`.
     """
 
     kind: ClassVar[str] = "azure"
 
+    subscription_id: str | None = Field(default=None, pattern=r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
     region: str = Field(default="eastus", pattern=r"^[a-z]+\d?$")
     zone: Literal["1", "2", "3"] | None = None
-    resource_group: str | None = Field(default=None, pattern=r"^[\w.()-]{1,89}[\w()-]$")
+    resource_group: Annotated[str | None, Field(pattern=r"^[\w.()-]{1,89}[\w()-]$"), OUTPUT] = None
     infiniband: bool = False
-    image: str | None = Field(default=None, pattern=r"^([\w.-]+:[\w.-]+:[\w.-]+:[\w.-]+|/subscriptions/\S+)$")
+    image: Annotated[str | None, Field(pattern=r"^([\w.-]+:[\w.-]+:[\w.-]+:[\w.-]+|/subscriptions/\S+)$"), OUTPUT] = (
+        None
+    )
 
     def check(self, request: Request) -> None:
         """Raises `InvalidField` for what an availability set has not, and as of every such cloud."""

@@ -7,17 +7,18 @@ import re
 from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import model_validator
+from pydantic import BeforeValidator, model_validator
 
 from skyinfra import offers
 from skyinfra.accelerators import Accelerator
+from skyinfra.declared import is_output
 from skyinfra.errors import InvalidField, NotOffered, NotSupported, did_you_mean
 from skyinfra.mig.layout_tag import write_tag
 from skyinfra.offers import Offer, Price
 from skyinfra.providers.base import Provider, Request, Selection
-from skyinfra.providers.data import Data, Strings, kinds, read
+from skyinfra.providers.data import Data, Output, OutputStrings, Strings, kinds, read
 
 SCHEDULER_PORT = 8786
 # A spot pool falls back to machines with the same accelerators at up to this multiple of the lowest price.
@@ -43,12 +44,20 @@ class SelectedMachines:
         return self.offers[0].fraction if self.offers else 1.0
 
 
+def _reference(given: object) -> object:
+    """Returns the name of a provider block, where *given* is its construct."""
+    name = getattr(given, "terraform_resource_type", None)
+    return given if name is None else ".".join(filter(None, (name, given.alias)))  # type: ignore[attr-defined]
+
+
 class CloudProvider(Provider):
     """A cloud. A subclass has its data in ``KIND.toml``, adds its fields, and says what its module takes (`inputs`).
 
     region: where the nodes stand. instance_types: to take, in order of preference; empty takes the cheapest that
     carries the accelerator. head_instance_type: of the head of a pool that is a machine group, which carries no slots.
     allow_cidrs: networks that may reach the head; with none, nothing comes in. ssh_public_key: to log in with.
+    provider: a provider block of the stack's own, as a construct of cdktf or cdktn or by its name such as ``aws.east``;
+    it looks in the region that is declared here. None makes one.
     """
 
     # The field that holds an image of one's own.
@@ -59,8 +68,9 @@ class CloudProvider(Provider):
     region: str
     instance_types: Strings = ()
     head_instance_type: str | None = None
-    allow_cidrs: Strings = ()
-    ssh_public_key: str | None = None
+    allow_cidrs: OutputStrings = ()
+    ssh_public_key: Output = None
+    provider: Annotated[str | None, BeforeValidator(_reference)] = None
 
     @model_validator(mode="after")
     def _check_common(self) -> CloudProvider:
@@ -69,10 +79,16 @@ class CloudProvider(Provider):
         for field, why in own.items():
             if value := getattr(self, field):
                 raise NotSupported(why, field=f"{name}.{field}", given=value, hint=f"Leave {field} out.")
+        self._check_provider(name)
         for cidr in self.allow_cidrs:
-            check_network(cidr, field=f"{name}.allow_cidrs")
+            if not is_output(cidr):
+                check_network(cidr, field=f"{name}.allow_cidrs")
         key = self.ssh_public_key
-        if key is not None and not re.fullmatch(rf"({'|'.join(kinds)}) [A-Za-z0-9+/=]+( [^\n]*)?", key.strip()):
+        if (
+            key is not None
+            and not is_output(key)
+            and not re.fullmatch(rf"({'|'.join(kinds)}) [A-Za-z0-9+/=]+( [^\n]*)?", key.strip())
+        ):
             raise InvalidField(
                 f"expected one line that begins with {' or '.join(kinds)}, the kinds that {self.called} takes",
                 field=f"{name}.ssh_public_key",
@@ -80,6 +96,24 @@ class CloudProvider(Provider):
                 hint="Make one with: ssh-keygen -t ed25519",
             )
         return self
+
+    def _check_provider(self, name: str) -> None:
+        """Raises `InvalidField` where *provider* is that of another cloud, or other fields say what its block has."""
+        if self.provider is None:
+            return
+        called = self.data.terraform["name"]
+        if not re.fullmatch(rf"{called}(\.[A-Za-z_][\w-]*)?", self.provider):
+            hint = f"Such as provider={called + '.east'!r}, or the construct itself."
+            raise InvalidField(
+                f"expected a provider {called}", field=f"{name}.provider", given=self.provider, hint=hint
+            )
+        rows = self.data.terraform.get("place", ())
+        for field in {*self.data.terraform["config"], *(row["field"] for row in rows)} - {"region"}:
+            if getattr(self, field) is not None:
+                hint = "Leave it out here, and write it in that block."
+                raise InvalidField(
+                    "is part of the provider block", field=f"{name}.{field}", given=getattr(self, field), hint=hint
+                )
 
     # What a subclass says.
 

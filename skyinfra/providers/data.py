@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from skyinfra.accelerators import Accelerator
-from skyinfra.declared import Declaration
+from skyinfra.declared import OUTPUT, Declaration
 from skyinfra.errors import InvalidField, NotOffered, NotSupported
 from skyinfra.offers import Price
 from skyinfra.providers.preflight_requests import Asked
@@ -30,6 +30,8 @@ Delivery = Literal["bucket", "metadata", "ssh", "index", "mount"]
 # Inputs of the module that are fields of the class, under one name.
 _ACCESS = ("allow_cidrs", "ssh_public_key")
 _FOLDER = Path(__file__).parent
+# The alias of a Terraform provider without a configuration.
+NO_CONFIGURATION = "this"
 
 
 def strings(value: object) -> object:
@@ -40,6 +42,9 @@ def strings(value: object) -> object:
 
 
 Strings = Annotated[tuple[str, ...] | list[str], BeforeValidator(strings)]
+# That may be outputs of other constructs.
+OutputStrings = Annotated[Strings, OUTPUT]
+Output = Annotated[str | None, OUTPUT]
 
 
 class Boot(Declaration):
@@ -103,7 +108,11 @@ class TerraformProvider:
     @property
     def alias(self) -> str:
         """Made of the values of the configuration: ``us-east-1_research``; ``this`` where there are none."""
-        return "_".join(re.sub(r"[^A-Za-z0-9_-]", "-", str(value)) for _, value in self.config) or "this"
+        return "_".join(re.sub(r"[^A-Za-z0-9_-]", "-", str(value)) for _, value in self.config) or NO_CONFIGURATION
+
+    def having(self, name: str, value: Any) -> TerraformProvider:
+        """Returns the same provider with one more setting, which is no part of its alias."""
+        return replace(self, settings=(*self.settings, (name, value)))
 
     def configuration(self) -> dict[str, Any]:
         """Returns the arguments of Terraform's provider block."""
@@ -135,8 +144,9 @@ class About(Declaration):
 class Data(Declaration):
     """The data file of a provider. exports: its module and the public names there. images: by vendor ("cpu" for none;
     "nvidia:8" where eight have one of their own) and architecture. errors: of its API. terraform: name, source and
-    version of the provider, config, the arguments of its block, inputs, the fields of the class that its module takes
-    as they are, and machines: by resource, the attributes that say the type, region and purchase of a machine.
+    version of the provider, config, the arguments of its block, place, where a resource
+    is, by the state (see `skyinfra.deploy.places`), inputs, the fields of the class that its module takes as they
+    are, and machines: by resource, the attributes that say the type, region and purchase of a machine.
 
     lacks: why the place has not what a field asks for, by the field of the pool, or of the class as `provider.FIELD`;
     the module has no such input.
@@ -177,6 +187,11 @@ class Data(Declaration):
         table = self.terraform
         settings = tuple(table.get("settings", {}).items())
         return TerraformProvider(table["name"], table["source"], table["version"], given, settings)
+
+    def configuration_of(self, alias: str) -> dict[str, str]:
+        """Returns the configuration that an *alias* was made of, see `TerraformProvider.alias`, as far as it says."""
+        names = [] if alias == NO_CONFIGURATION else self.terraform["config"]
+        return dict(zip(names, alias.split("_", len(names) - 1), strict=False))
 
     def architecture(self, machine_type: str) -> str:
         """``arm64`` or ``x86_64``."""

@@ -105,5 +105,4 @@ def provider_of(address: str) -> TerraformProvider | None:
     known = next((d for d in map(read, kinds()) if d.terraform.get("source") == found["source"]), None)
     if known is None:
         return None
-    names = known.terraform["config"]
-    return known.terraform_provider(**dict(zip(names, found["alias"].split("_", len(names) - 1), strict=False)))
+    return known.terraform_provider(**known.configuration_of(found["alias"]))

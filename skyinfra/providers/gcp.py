@@ -7,10 +7,11 @@ from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, Field, model_validator
 
+from skyinfra.declared import OUTPUT
 from skyinfra.errors import InvalidField, NotSupported
 from skyinfra.providers.base import Request, Selection
 from skyinfra.providers.cloud import CloudProvider, SelectedMachines
-from skyinfra.providers.data import Strings, TerraformProvider
+from skyinfra.providers.data import OutputStrings, Strings, TerraformProvider
 
 _HOUR_S = 3600
 
@@ -47,17 +48,18 @@ class GCP(CloudProvider):
     project: str | None = Field(default=None, pattern=r"^[a-z0-9.:-]+$")
     region: str = Field(default="us-central1", pattern=r"^[a-z]+-[a-z]+\d+$")
     zones: Annotated[Strings, AfterValidator(_zones)] = ()
-    subnetwork: str | None = Field(
-        default=None,
-        pattern=r"^(https://www\.googleapis\.com/compute/v1/)?projects/[^/]+/regions/[^/]+/subnetworks/[^/]+$",
-    )
-    network_tags: Strings = ()
+    subnetwork: Annotated[
+        str | None,
+        Field(pattern=r"^(https://www\.googleapis\.com/compute/v1/)?projects/[^/]+/regions/[^/]+/subnetworks/[^/]+$"),
+        OUTPUT,
+    ] = None
+    network_tags: OutputStrings = ()
     image: str | None = Field(default=None, pattern=r"^projects/[a-z0-9.:-]+/global/images/(family/)?[a-z0-9-]+$")
-    service_account: str | None = Field(default=None, pattern=r"^[^@\s]+@[^@\s]+$")
+    service_account: Annotated[str | None, Field(pattern=r"^[^@\s]+@[^@\s]+$"), OUTPUT] = None
     flex_start_hours: float | None = Field(default=None, ge=1 / 6, le=168)
-    reservation: str | None = Field(
-        default=None, pattern=r"^(projects/[^/]+/reservations/)?[a-z]([a-z0-9-]*[a-z0-9])?$"
-    )
+    reservation: Annotated[
+        str | None, Field(pattern=r"^(projects/[^/]+/reservations/)?[a-z]([a-z0-9-]*[a-z0-9])?$"), OUTPUT
+    ] = None
     reservation_bound: bool = False
     gpudirect: bool = False
     compact_placement: bool = False

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
+from skyinfra.declared import OUTPUT
 from skyinfra.providers.over_ssh import MachineCloud
 
 
@@ -20,6 +21,6 @@ class Nebius(MachineCloud):
 
     kind: ClassVar[str] = "nebius"
 
-    project_id: str = Field(pattern=r"^project-[a-z0-9-]+$")
-    subnet_id: str = Field(pattern=r"^vpcsubnet-[a-z0-9-]+$")
+    project_id: Annotated[str, Field(pattern=r"^project-[a-z0-9-]+$"), OUTPUT]
+    subnet_id: Annotated[str, Field(pattern=r"^vpcsubnet-[a-z0-9-]+$"), OUTPUT]
     region: str = Field(default="eu-north1", pattern=r"^[a-z]+-[a-z]+\d$")

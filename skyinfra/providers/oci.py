@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from skyinfra.declared import OUTPUT
 from skyinfra.errors import InvalidField, NotSupported
 from skyinfra.providers.base import Request
 from skyinfra.providers.cloud import SelectedMachines
@@ -24,9 +25,9 @@ class OCI(MachineCloud):
     kind: ClassVar[str] = "oci"
 
     region: str = Field(default="us-phoenix-1", pattern=r"^[a-z]+-[a-z]+-\d$")
-    compartment_id: str = Field(pattern=r"^ocid1\.(compartment|tenancy)\.")
+    compartment_id: Annotated[str, Field(pattern=r"^ocid1\.(compartment|tenancy)\."), OUTPUT]
     availability_domain: str = Field(pattern=r"^\S+-AD-\d$")
-    image: str | None = Field(default=None, pattern=r"^ocid1\.image\.")
+    image: Annotated[str | None, Field(pattern=r"^ocid1\.image\."), OUTPUT] = None
     ssh_user: Literal["ubuntu", "opc"] = "ubuntu"
 
     def check(self, request: Request) -> None:

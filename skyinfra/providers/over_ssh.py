@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from skyinfra.errors import InvalidField, NotSupported
 from skyinfra.providers.base import Request, Selection
 from skyinfra.providers.cloud import CloudProvider, SelectedMachines
-from skyinfra.providers.data import TLS, TerraformProvider
+from skyinfra.providers.data import TLS, Output, TerraformProvider
 
 
 class MachineCloud(CloudProvider):
@@ -21,7 +21,7 @@ class MachineCloud(CloudProvider):
     in one of them. wait_seconds: how long a node may take until every slot is ready.
     """
 
-    image: str | None = None
+    image: Output = None
     key_file: str | None = None
     wait_seconds: int = Field(default=1800, ge=1)
 

@@ -10,10 +10,11 @@ from typing import Annotated, ClassVar
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from skyinfra.declared import Declaration
+from skyinfra.declared import OUTPUT, Declaration, is_output
 from skyinfra.errors import InvalidField, counted
 from skyinfra.providers.base import Provider, Request, Selection
 from skyinfra.providers.cloud import SCHEDULER_PORT
+from skyinfra.providers.data import Output
 
 # Names of the SSH configuration, DNS names and addresses: nothing that a shell or ssh would take for something else.
 _ADDRESS = r"^[A-Za-z0-9][A-Za-z0-9._:-]*$"
@@ -64,16 +65,19 @@ class Host(Declaration):
     a password; None is whom `ssh` takes, as for port. host_key: its public key, such as ``ssh-ed25519 AAAA...``, or its
     line of `ssh-keyscan`; None takes what your known_hosts say. key_file: the private key to log in with; None is what
     `ssh` and its agent find. via: the machine to go through, as another host or as its address; that one may have one
-    too. inside: the address at which clients and the other nodes reach it, where that is another one.
+    too. inside: the address at which clients and the other nodes reach it, where that is another one. name: the last
+    part of its node's name; None makes it of the address, and of its number where that is an output of another
+    construct.
     """
 
-    address: Annotated[str, BeforeValidator(_address)] = Field(pattern=_ADDRESS)
+    address: Annotated[str, Field(pattern=_ADDRESS), BeforeValidator(_address), OUTPUT]
     user: str | None = Field(default=None, pattern=_USER)
     port: int | None = Field(default=None, ge=1, le=65535)
-    host_key: Annotated[str | None, BeforeValidator(_key)] = Field(default=None, pattern=_KEY)
-    key_file: str | None = None
+    host_key: Annotated[str | None, Field(pattern=_KEY), BeforeValidator(_key), OUTPUT] = None
+    key_file: Output = None
     via: Annotated[Host | None, BeforeValidator(lambda given: parsed(given))] = None
-    inside: str | None = Field(default=None, pattern=_ADDRESS)
+    inside: Annotated[str | None, Field(pattern=_ADDRESS), OUTPUT] = None
+    name: str | None = Field(default=None, pattern=r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$")
 
     def __init__(self, address: str, **values: object) -> None:
         super().__init__(address=address, **values)  # type: ignore[call-arg]
@@ -90,6 +94,8 @@ class Host(Declaration):
 
     def label(self, *, alone: bool) -> str:
         """Returns the last part of its node's name. *alone*: whether no other host has its address."""
+        if self.name is not None:
+            return self.name
         more = () if alone else (self.port, *(each.address for each in self.through[:1]))
         return "-".join(_label(str(part)) for part in (self.address, *more) if part is not None)
 
@@ -111,6 +117,8 @@ def parsed(given: object) -> object:
     """*given*, where it is ``[USER@]ADDRESS``, as a `Host`."""
     if not isinstance(given, str):
         return given
+    if is_output(given):
+        return Host(given)
     user, at, address = str(_address(given)).rpartition("@")
     return Host(address, user=user) if at else Host(address)
 
@@ -118,7 +126,16 @@ def parsed(given: object) -> object:
 def _all_parsed(given: object) -> object:
     if isinstance(given, str):
         raise ValueError(f"expected a list of hosts: [{given!r}]")
-    return tuple(map(parsed, given)) if isinstance(given, list | tuple) else given
+    if not isinstance(given, list | tuple):
+        return given
+    hosts = map(parsed, given)
+    return tuple(_named(index, host) if isinstance(host, Host) else host for index, host in enumerate(hosts))
+
+
+def _named(index: int, host: Host) -> Host:
+    """*host* with its number as its name, where its address is known to Terraform alone."""
+    unknown = host.name is None and is_output(host.address)
+    return Host(**{**dict(host), "name": str(index)}) if unknown else host
 
 
 class SSH(Provider):
@@ -129,6 +146,7 @@ class SSH(Provider):
     """
 
     kind: ClassVar[str] = "ssh"
+    outputs: ClassVar[frozenset[str]] = frozenset({"hosts"})
 
     hosts: Annotated[tuple[Host, ...] | list[Host | str], BeforeValidator(_all_parsed)]
     port: int = Field(default=SCHEDULER_PORT, ge=1, le=65535)
@@ -141,8 +159,8 @@ class SSH(Provider):
         for index, host in enumerate(self._hosts):
             way = [each.address for each in (host, *host.through)]
             if len({*way}) < len(way):
-                raise InvalidField("goes through one machine twice", field=f"SSH.hosts[{index}].via", given=way)
-        for names in (self._labels(), [_label(host.reached) for host in self._hosts]):
+                raise InvalidField("has one machine twice on the way", field=f"SSH.hosts[{index}].via", given=way)
+        for names in (self._labels(), self._addresses()):
             for index, name in enumerate(names):
                 if (first := names.index(name)) != index:
                     raise InvalidField(
@@ -152,6 +170,10 @@ class SSH(Provider):
                         hint="Machines behind one address differ in `port` or `via`, and each has its own `inside`.",
                     )
         return self
+
+    def _addresses(self) -> list[str]:
+        """Returns where each is reached; an output of another construct is taken to be another address."""
+        return [host.reached if is_output(host.reached) else _label(host.reached) for host in self._hosts]
 
     def _labels(self) -> list[str]:
         """Returns the last parts of the nodes' names; modules/ssh makes the same."""

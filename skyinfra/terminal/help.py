@@ -4,7 +4,7 @@ from __future__ import annotations
 
 # Groups of commands; those of a subgroup, such as "mig show", stand in the order of the table.
 GROUPS: dict[str, tuple[str, ...]] = {
-    "Start": ("init", "synth", "plan", "deploy", "upgrade", "destroy", "completion"),
+    "Start": ("init", "synth", "plan", "deploy", "upgrade", "move", "destroy", "completion"),
     "Run": ("run", "jobs", "put", "get", "exec", "ssh", "port-forward", "open"),
     "Look": ("status", "top", "logs", "doctor", "dashboard", "manifest"),
     "Plan": ("recommend", "offers", "mig", "preflight", "iam", "render"),
@@ -17,6 +17,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "plan": ("stacks", "Show what a deploy would change, and what the stack costs"),
     "deploy": ("stacks", "Create or change what is declared, and wait for the nodes"),
     "upgrade": ("upgrade", "Bring the runner of a fleet to this version of skyinfra"),
+    "move": ("upgrade", "Move a pool with its nodes to another stack, or all pools of a stack to its new name"),
     "destroy": ("stacks", "Remove everything a stack created, after keeping its jobs' logs"),
     "completion": ("init", "Print the completion of a shell"),
     "run": ("run", "Run a Python script on one slot"),
@@ -86,6 +87,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     "plan": ("skyinfra plan", "skyinfra plan my-stack --detailed-exitcode"),
     "deploy": ("skyinfra deploy", "skyinfra deploy my-stack --auto-approve --json"),
     "upgrade": ("skyinfra upgrade my-stack/pool", "skyinfra upgrade my-stack/pool --drain 60 --auto-approve"),
+    "move": ("skyinfra move old-name new-name", "skyinfra move research/train production"),
     "destroy": ("skyinfra destroy", "skyinfra destroy my-stack --auto-approve"),
     "completion": ("skyinfra completion bash >> ~/.bashrc", "skyinfra completion fish"),
     "run": (

@@ -8,14 +8,18 @@ from typing import Any
 
 # A value of more parts crosses to jsii as text: it walks a value part by part, there and in Terraform's JSON again.
 _MANY = 64
+_MARKER = re.compile(r"\$\{(?!TfToken\[)")
 _FILE = re.compile(r'\$\{file\("\$\{path\.root\}/(.+)"\)\}')
 _FOLDED = re.compile(r'\$\{jsondecode\((".*")\)\}', re.DOTALL)
 
 
 def literal(value: Any) -> Any:
-    """*value* with Terraform's template markers escaped, so that a declared ``${X}`` stays as it is written."""
+    """*value* with Terraform's template markers escaped, so that a declared ``${X}`` stays as it is written.
+
+    Outputs of other constructs, which the library writes as markers of its own, are left as they are.
+    """
     if isinstance(value, str):
-        return value.replace("${", "$${").replace("%{", "%%{")
+        return (_MARKER.sub("$${", value) if "${" in value else value).replace("%{", "%%{")
     if isinstance(value, dict):
         return {key: literal(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -45,6 +49,11 @@ def folded(inputs: dict[str, Any]) -> dict[str, Any]:
 def unfolded(inputs: dict[str, Any]) -> dict[str, Any]:
     """Returns the inverse of `folded`."""
     return {key: _unfold(value) if isinstance(value, str) else value for key, value in inputs.items()}
+
+
+def is_reference(value: object) -> bool:
+    """Returns whether an input of a synthesized module is a local value, which Terraform alone knows."""
+    return isinstance(value, str) and value.startswith("${local.")
 
 
 def from_file(path: str) -> str:

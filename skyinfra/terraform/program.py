@@ -49,6 +49,7 @@ class Plan:
 
     run: where a person sees it in HCP Terraform, if it was made there. reasons: of changes, by their addresses, where
     Terraform gives one, such as ``cannot_update``. moves: addresses that resources get in the state, and nothing else.
+    gone: addresses of resources that the state has, and the cloud has not found.
     """
 
     file: Path
@@ -57,6 +58,7 @@ class Plan:
     run: str | None = None
     reasons: Mapping[str, str] = field(default_factory=dict)
     moves: tuple[str, ...] = ()
+    gone: frozenset[str] = frozenset()
 
     @property
     def empty(self) -> bool:
@@ -164,12 +166,15 @@ class Terraform(python_terraform.Terraform):  # type: ignore[misc]
             changes: list[tuple[str, str]] = []
             moves: list[str] = []
             reasons: dict[str, str] = {}
+            gone: set[str] = set()
             outputs = False
 
             def listen(event: Event) -> None:
                 if event.kind == "planned" and event.action == "move":
                     moves.append(event.address)
                     return
+                if event.kind == "planned" and event.action == "read":
+                    return  # a data source that waits for what the apply makes is no change
                 if event.kind == "planned":
                     changes.append((event.action, event.address))
                 listener(event)
@@ -177,6 +182,8 @@ class Terraform(python_terraform.Terraform):  # type: ignore[misc]
             def collect(message: dict[str, Any]) -> None:
                 nonlocal outputs
                 change = message.get("change") or {}
+                if message.get("type") == "resource_drift" and change["action"] == "delete":
+                    gone.add(change["resource"]["addr"])
                 if "reason" in change:
                     reasons[change["resource"]["addr"]] = change["reason"]
                 if message.get("type") == "outputs":
@@ -191,7 +198,13 @@ class Terraform(python_terraform.Terraform):  # type: ignore[misc]
                 # Its text does not say of every change what the exit code says of all of them.
                 outputs = done.code == _CHANGES and not changes
             yield Plan(
-                file, tuple(changes), output_changes=outputs, run=done.remote, reasons=reasons, moves=tuple(moves)
+                file,
+                tuple(changes),
+                output_changes=outputs,
+                run=done.remote,
+                reasons=reasons,
+                moves=tuple(moves),
+                gone=frozenset(gone),
             )
 
     def apply_plan(self, plan: Plan, listener: Listener) -> None:
@@ -209,9 +222,17 @@ class Terraform(python_terraform.Terraform):  # type: ignore[misc]
             raise
         return {name: output["value"] for name, output in json.loads(text or "{}").items()}
 
-    def state(self) -> str:
+    def pull_state(self) -> str:
         """Returns the state as JSON, secrets included; empty where there is none."""
         return self._run("state pull").printed
+
+    def move_state(self, address: str, source: Path, target: Path) -> None:
+        """Moves what is at *address* from the state file *source* to *target*, under the same address."""
+        self._run("state mv", address, address, state=str(source), state_out=str(target))
+
+    def push_state(self, file: Path) -> None:
+        """Makes the state in *file* that of this folder."""
+        self._run("state push", str(file))
 
     def _run(
         self,

@@ -176,7 +176,12 @@ class Project:
 
     def _context(self) -> str:
         settings = json.loads((self.folder / "cdktf.json").read_text(encoding="utf-8"))
-        return json.dumps(settings.get("context", {}))
+        # As cdktf has it, for modules of the project that are assets.
+        sources = [
+            each if isinstance(each, str) else each.get("source", "") for each in settings.get("terraformModules", ())
+        ]
+        local = [each for each in sources if each.startswith(("./", "../"))]
+        return json.dumps({"cdktfRelativeModules": local, **settings.get("context", {})})
 
     def stacks(self) -> tuple[SynthesizedStack, ...]:
         """Returns the stacks as they were synthesized last; empty where nothing was. Raises `ProjectError`."""
@@ -322,6 +327,18 @@ def _app_failure(app: str, code: int, stderr: str) -> AppFailed:
             return error
     places = [line.strip() for line in lines if re.match(r'\s+File ".*", line \d+', line)]
     own = [place for place in places if not re.search(r"site-packages|<frozen|/lib/python3", place)]
-    last = next((line for line in reversed(lines) if line.strip() and not line.startswith(" ")), f"exit status {code}")
+    last = _message(lines[last_traceback:]) or f"exit status {code}"
     where = f"\n{own[-1]}" if own else ""
     return AppFailed(f"`{app}` failed: {last}{where}", hint="SKYINFRA_DEBUG=1 shows everything it printed.")
+
+
+def _message(lines: list[str]) -> str:
+    """The message of the exception whose traceback *lines* begin with, all lines of it: cdktf lists its validations
+    below the first; without a traceback the last line that is not indented."""
+    plain = [index for index, line in enumerate(lines) if line.strip() and not line.startswith(" ")]
+    if not plain:
+        return ""
+    if not lines[0].startswith("Traceback "):
+        return lines[plain[-1]]
+    after = [index for index in plain if index > 0]
+    return "\n".join(lines[after[0] :]).strip() if after else ""

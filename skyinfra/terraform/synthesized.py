@@ -51,7 +51,8 @@ class SynthesizedStack:
         """The configuration of the Terraform provider that the pool's module is given; empty where it is given none."""
         for name, reference in self.modules.get(pool, {}).get("providers", {}).items():
             for configuration in self.providers.get(name, []):
-                if reference == f"{name}.{configuration.get('alias')}":
+                alias = configuration.get("alias")
+                if reference == (f"{name}.{alias}" if alias else name):
                     return configuration
         return {}
 
@@ -110,7 +111,7 @@ class SynthesizedStack:
         """Returns the resources in the state. Raises `TerraformFailed`, `TerraformNotFound`, `ProjectError`."""
         if self.state_file is not None:
             return read_state_file(self.state_file)
-        return read_state(self.prepared().state(), source=f"the state of {self.name}")
+        return read_state(self.prepared().pull_state(), source=f"the state of {self.name}")
 
     def fleets(self) -> dict[str, Manifest]:
         """The manifests of the deployed pools by name, in the order they are declared; empty where none is deployed.

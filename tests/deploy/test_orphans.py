@@ -103,6 +103,17 @@ def test_the_configuration_that_destroys_is_made_from_the_state(tmp_path: Path) 
     assert "module" not in document
 
 
+def test_the_configuration_of_providers_with_settings_of_their_own(tmp_path: Path) -> None:
+    here = project(tmp_path)
+    provider = 'provider["registry.terraform.io/hashicorp/azurerm"].this'
+    machine = "azurerm_linux_virtual_machine"
+    text = state(resource(machine, {}, provider=provider), resource("azurerm_public_ip", {}, provider=provider))
+    (tmp_path / "terraform.old.tfstate").write_text(text)
+    (orphan,) = find_orphans(here, here.stacks())
+    document = json.loads((restore(orphan).folder / "cdk.tf.json").read_text())
+    assert document["provider"] == {"azurerm": [{"alias": "this", "features": {}}]}
+
+
 def test_nodes_that_a_program_ends_get_the_module_that_has_it(tmp_path: Path) -> None:
     here = project(tmp_path)
     built_in = 'provider["terraform.io/builtin/terraform"]'

@@ -96,3 +96,7 @@ def test_a_state_in_s3() -> None:
 def test_a_stack_without_aws_needs_none() -> None:
     with pytest.raises(NotSupported, match="no pool on AWS"):
         policy(SynthesizedStack("fleet", Path(), ({"name": "here", "provider": "local"},), {"here": {}}))
+
+
+def test_a_key_that_another_construct_makes() -> None:
+    assert document(kms_key_id="${local.train_kms_key_id}")["Key"]["Resource"] == ["arn:aws:kms:*:*:key/*"]

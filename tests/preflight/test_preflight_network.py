@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from moto_aws.account import Cloud
+from terraform_projects.synthesized import synthesized
 
 import skyinfra as sky
+from skyinfra.preflight import preflight
 
 # Each question of these to the simulated account takes its time.
 pytestmark = pytest.mark.slow
@@ -175,3 +178,14 @@ def test_security_groups(cloud: Cloud, pool: Make) -> None:
     assert (line.result, line.to_do) == ("fail", f"Declare security groups of {network}.")
     line = cloud.line("security group", pool("L4", aws={**own, "security_group_ids": ["sg-0123456789abcdef0"]}))
     assert (line.result, "sg-0123456789abcdef0" in line.found) == ("fail", True)
+
+
+def test_outputs_of_other_constructs_are_not_asked_for(cloud: Cloud, pool: Make) -> None:
+    """A stack gives them to its module as local values, which Terraform alone knows."""
+    stack = synthesized(cloud.folder, pool("L4", aws={"subnet_ids": ["subnet-1"], "ami": "ami-1"}))
+    inputs = {"subnet_ids": "${local.p_subnet_ids}", "image": "${local.p_image}", "vpc_id": "${local.p_vpc_id}"}
+    made = replace(stack, modules={"p": {**stack.modules["p"], **inputs}})
+    lines = {line.check: line for line in preflight(made, session=cloud.session).lines}
+    assert lines["network"].result == lines["image"].result == "warn"
+    assert "outputs of other constructs" in lines["network"].found
+    assert not any("${" in str(line) for line in lines.values())

@@ -53,8 +53,8 @@ def test_hosts_are_names_or_hosts() -> None:
         (["[fd00::7]:2222"], 'Declare sky.Host("fd00::7", port=2222).'),
         ([sky.Host("gw", port=2201), sky.Host("gw", port=2202)], "each has its own `inside`"),
         ([sky.Host("gw", port=22, inside="a"), sky.Host("gw", port=22, inside="b")], "differ in `port` or `via`"),
-        ([sky.Host("gw", port=2201, via="gw")], "SSH.hosts[0].via: goes through one machine twice"),
-        ([sky.Host("a", via=sky.Host("b", via="a"))], "SSH.hosts[0].via: goes through one machine twice"),
+        ([sky.Host("gw", port=2201, via="gw")], "SSH.hosts[0].via: has one machine twice on the way"),
+        ([sky.Host("a", via=sky.Host("b", via="a"))], "SSH.hosts[0].via: has one machine twice on the way"),
     ],
 )
 def test_hosts_that_cannot_be_are_refused(hosts: Any, words: str) -> None:

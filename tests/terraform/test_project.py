@@ -180,3 +180,16 @@ def test_a_project_synthesizes_with_the_toolchains_node(tmp_path: Path, monkeypa
         (programs / name).symlink_to(f"/bin/{name}")
     monkeypatch.setenv("PATH", str(programs))
     assert [s.name for s in write(tmp_path / "p", STACKS).synth()] == ["a", "b"]
+
+
+def test_the_validations_of_cdktf_are_all_shown(tmp_path: Path) -> None:
+    message = "Validation failed with the following errors:\n  [s/a] first\n  [s/b] second"
+    with pytest.raises(sky.AppFailed, match=r"following errors:\n  \[s/a\] first\n  \[s/b\] second"):
+        write(tmp_path, f"raise RuntimeError({message!r})").synth()
+
+
+def test_local_modules_are_known_to_the_library(tmp_path: Path) -> None:
+    here = write(tmp_path, "")
+    modules = ["./net", {"name": "b", "source": "../b"}, "terraform-aws-modules/vpc/aws@5.0"]
+    (tmp_path / "cdktf.json").write_text(json.dumps({"app": "true", "terraformModules": modules, "context": {"a": 1}}))
+    assert json.loads(here._context()) == {"cdktfRelativeModules": ["./net", "../b"], "a": 1}

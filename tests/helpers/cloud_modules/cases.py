@@ -85,6 +85,7 @@ AWS_SUBNETS = {"subnet-1": "us-east-1b", "subnet-2": "us-east-1c"}
 
 def aws_answers(world: World) -> None:
     """An account with two subnets in the VPC vpc-mine, where every zone has every machine type."""
+    world.answer("data.aws_caller_identity", {"account_id": "123456789012"})
     world.answer("data.aws_region", {"id": "us-east-1", "name": "us-east-1"})
     world.answer("data.aws_partition", {"partition": "aws", "dns_suffix": "amazonaws.com"})
     world.answer("data.aws_availability_zones", {"names": AWS_ZONES})

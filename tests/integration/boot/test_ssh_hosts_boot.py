@@ -70,7 +70,7 @@ def test_a_host_becomes_a_node_and_is_given_back(
     hosts: Hosts, deployed: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = hosts.start("gpu1")
-    # A greeting at each login, in words that an answer may have, and a command for logins in the person's configuration.
+    # A greeting at each login, in words that an answer may have, and a command for logins in the configuration here.
     machine.execute("sh", "-c", "printf 'echo ready; echo Welcome; echo\\n' | tee /root/.bashrc >/home/ubuntu/.bashrc")
     home = tmp_path / "home"
     (home / ".ssh").mkdir(parents=True)

@@ -1,0 +1,76 @@
+"""A fleet in a network that its stack makes, with a provider block of the stack's own: the real provider."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from moto_aws.cloud import Cloud, tags
+from moto_aws.projects import Project
+
+pytestmark = pytest.mark.slow
+
+PROGRAM = """
+import {library} as lib
+import skyinfra as sky
+
+
+class AwsProvider(lib.TerraformProvider):
+    def __init__(self, scope, id, alias, **config):
+        self._alias, self._config = alias, {{"alias": alias, **config}}
+        super().__init__(scope, id, terraform_resource_type="aws", terraform_provider_source="aws")
+
+    @property
+    def alias(self):
+        return self._alias
+
+    def _synthesize_attributes(self):
+        return self._config
+
+
+def resource(stack, id, kind, **arguments):
+    made = lib.TerraformResource(stack, id, terraform_resource_type=kind)
+    for key, value in (arguments | {{"provider": "aws.mine"}}).items():
+        made.add_override(key, value)
+    return made.get_string_attribute("id")
+
+
+def pools(stack):
+    mine = AwsProvider(stack, "mine", "mine", region="us-east-1", default_tags=[{{"tags": {{"owner": "platform"}}}}])
+    vpc = resource(stack, "vpc", "aws_vpc", cidr_block="10.0.0.0/16")
+    subnets = [
+        resource(stack, f"net-{{zone}}", "aws_subnet", vpc_id=vpc, availability_zone=f"us-east-1{{zone}}",
+                 cidr_block=f"10.0.{{number}}.0/24")
+        for number, zone in enumerate("bc")
+    ]
+    group = resource(stack, "group", "aws_security_group", vpc_id=vpc, name="mine")
+    aws = sky.AWS(provider=mine, vpc_id=vpc, subnet_ids=subnets, security_group_ids=[group])
+    return [sky.ComputePool(name="train", nodes=2, accelerator="L4", provider=aws)]
+
+
+app = lib.App()
+sky.FleetStack(app, "fleet", pools=pools)
+app.synth()
+"""
+
+
+@pytest.mark.parametrize("library", ["cdktf", "cdktn"])
+def test_a_fleet_in_a_network_of_its_stack(cloud: Cloud, tmp_path: Path, library: str) -> None:
+    before = cloud.existing()
+    project = Project(tmp_path, cloud)
+    (tmp_path / "main.py").write_text(PROGRAM.format(library=library))
+    planned = json.loads(project.run("plan", "--json"))["changes"]
+    created = {each["address"] for each in planned}
+    assert {each["action"] for each in planned} == {"create"}
+    assert {"aws_vpc.vpc", "module.train.aws_instance.head", 'module.train.aws_instance.worker["train-1"]'} <= created
+    assert not any(address.startswith("module.train.aws_vpc") for address in created)
+    if library == "cdktn":
+        return
+    project.run("deploy", "--auto-approve", "--no-wait")
+    head, worker = cloud.instances("train")
+    assert head["VpcId"] == worker["VpcId"] and tags(head)["owner"] == "platform"
+    assert [group["GroupName"] for group in head["SecurityGroups"]] == ["mine"]
+    assert json.loads(project.run("plan", "--json"))["changes"] == []
+    project.run("destroy", "--auto-approve")
+    assert cloud.existing() == before
