@@ -58,7 +58,8 @@ STACKS["aws"] = """
         sky.ComputePool(name="chips", accelerator="Trainium1:16", provider=sky.AWS(
             subnet_ids=["subnet-1"], vpc_id="vpc-1", security_group_ids=["sg-1"], allow_cidrs=["10.0.0.0/8"],
             capacity=sky.CapacityReservation(id="cr-1"))),
-        sky.ComputePool(name="share", provider=sky.AWS(instance_types=["g6f.xlarge"]), accelerator="L4"),
+        sky.ComputePool(name="share", accelerator="L4", provider=sky.AWS(
+            instance_types=["g6f.xlarge"], ami="ami-0123456789abcdef0")),
     ])
     app.synth()
     """

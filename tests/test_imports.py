@@ -32,7 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     "tasks": {"blobs", "program", "protocol", "worker"},
     "head": {"blobs", "engine", "mig", "node", "program", "protocol", "worker"},
     "desired": {"mig", "node", "protocol"},
-    "gpu": {"desired", "mig", "node", "protocol"},
+    "gpu": {"desired", "first_boot", "mig", "node", "protocol"},
     "drain": {"first_boot", "node", "protocol"},
     "doctor": {"desired", "gpu", "mig", "node", "protocol"},
     "readings": {"gpu", "node", "protocol", "worker"},

@@ -50,6 +50,8 @@ name = "{kind}"
 source = "registry.terraform.io/FILL/{kind}"
 version = ">= 1.0.0, < 2.0.0"
 config = []
+# Variables that the provider reads, each list an alternative.
+credentials = [["FILL"]]
 machines.{kind}_instance = {{ type = "type", region = "region" }}
 
 [boot]
@@ -74,11 +76,21 @@ date = "{today}"
 [lacks]
 disk_gb = "the disk of a machine of {name} comes with its type"
 
-[images.cpu]
-x86_64 = "FILL"
+# The first row that fits a machine counts; machines = a pattern of types, where a family has an image of its own.
+[[images]]
+vendor = "cpu"
+image = "FILL"
+source = "FILL"
+date = "{today}"
 
-[images.nvidia]
-x86_64 = "FILL"
+[[images]]
+vendor = "nvidia"
+image = "FILL"
+# open, proprietary, grid, ...: skyinfra/providers/images.py
+kind = "unnamed modules"
+driver = "580"
+source = "FILL: the line that says so"
+date = "{today}"
 
 [machines]
 head = "FILL"
@@ -95,11 +107,11 @@ FILL = 0.1
 cause = "CapacityUnavailable"
 codes = []
 texts = ["FILL: what its API says"]
+quotes = [["FILL: a sentence of its API that has that", "FILL: the line of its source, or where it was recorded"]]
 says = "{name} has no such machine there now"
 hint = "Declare another region or type, or run it again later."
 
 [preflight]
-credentials = [["FILL"]]
 login = "FILL"
 unasked = "FILL"
 source = "FILL"
@@ -122,7 +134,6 @@ _MAIN = """terraform {{
 
 locals {{
   names = [for index in range(var.node_count) : "${{var.name}}-${{index}}"]
-  own   = "skyinfra-${{var.stack}}-${{var.name}}"
 }}
 
 # The fleet secret; ../core says why it is made so.
@@ -132,6 +143,16 @@ resource "terraform_data" "secret" {{
   lifecycle {{
     ignore_changes = [triggers_replace]
   }}
+}}
+
+# FILL: where the length that it takes stands.
+module "names" {{
+  source     = "../names"
+  stack      = var.stack
+  name       = var.name
+  fleet      = terraform_data.secret.id
+  node_count = var.node_count
+  limit      = 63
 }}
 
 # The host key of each machine.
@@ -170,14 +191,18 @@ output "fleet" {{
 # FILL: the network, and who comes in: var.allow_cidrs at port 22 and var.scheduler_port.
 
 resource "{kind}_ssh_key" "login" {{
-  name       = local.own
+  name       = module.names.own
   public_key = trimspace(var.ssh_public_key)
+
+  lifecycle {{
+    ignore_changes = [name]
+  }}
 }}
 
 resource "{kind}_instance" "node" {{
   for_each = toset(local.names)
 
-  name      = "${{local.own}}-${{each.key}}"
+  name      = module.names.nodes[each.key]
   region    = var.region
   type      = var.machine_types[0]
   image     = var.image
@@ -186,7 +211,7 @@ resource "{kind}_instance" "node" {{
 
   lifecycle {{
     # A key that is changed is for machines that are made later.
-    ignore_changes       = [user_data, ssh_keys]
+    ignore_changes       = [name, user_data, ssh_keys]
     replace_triggered_by = [tls_private_key.host[each.key]]
   }}
 }}

@@ -1,7 +1,6 @@
 locals {
   names = [for index in range(var.node_count) : "${var.name}-${index}"]
 
-  own  = "skyinfra-${var.stack}-${var.name}"
   tags = merge(var.labels, { "skyinfra-stack" = var.stack, "skyinfra-pool" = var.name })
   user = "ubuntu"
   # Of the subnet Azure keeps the first four. A head that is made anew has the address that its workers know.
@@ -20,6 +19,16 @@ resource "terraform_data" "secret" {
   lifecycle {
     ignore_changes = [triggers_replace]
   }
+}
+
+# https://learn.microsoft.com/en-us/azure/azure-resource-manager/management/resource-name-rules: virtualMachines 1-64 (Linux)
+module "names" {
+  source     = "../names"
+  stack      = var.stack
+  name       = var.name
+  fleet      = terraform_data.secret.id
+  node_count = var.node_count
+  limit      = 64
 }
 
 # The host key of each machine.
@@ -69,17 +78,25 @@ module "hosts" {
 
 resource "azurerm_resource_group" "pool" {
   count    = var.resource_group == null ? 1 : 0
-  name     = local.own
+  name     = module.names.own
   location = var.region
   tags     = local.tags
+
+  lifecycle {
+    ignore_changes = [name]
+  }
 }
 
 resource "azurerm_virtual_network" "pool" {
-  name                = local.own
+  name                = module.names.own
   location            = var.region
   resource_group_name = local.resource_group
   address_space       = [local.subnet]
   tags                = local.tags
+
+  lifecycle {
+    ignore_changes = [name]
+  }
 }
 
 resource "azurerm_subnet" "pool" {
@@ -91,10 +108,14 @@ resource "azurerm_subnet" "pool" {
 
 # Azure's own rules let the nodes reach each other and the outside, and nobody in.
 resource "azurerm_network_security_group" "pool" {
-  name                = local.own
+  name                = module.names.own
   location            = var.region
   resource_group_name = local.resource_group
   tags                = local.tags
+
+  lifecycle {
+    ignore_changes = [name]
+  }
 }
 
 resource "azurerm_network_security_rule" "from_outside" {
@@ -119,18 +140,22 @@ resource "azurerm_subnet_network_security_group_association" "pool" {
 resource "azurerm_public_ip" "node" {
   for_each = toset(local.names)
 
-  name                = "${local.own}-${each.key}"
+  name                = module.names.nodes[each.key]
   location            = var.region
   resource_group_name = local.resource_group
   allocation_method   = "Static"
   zones               = var.zone == null ? null : [var.zone]
   tags                = local.tags
+
+  lifecycle {
+    ignore_changes = [name]
+  }
 }
 
 resource "azurerm_network_interface" "node" {
   for_each = toset(local.names)
 
-  name                           = "${local.own}-${each.key}"
+  name                           = module.names.nodes[each.key]
   location                       = var.region
   resource_group_name            = local.resource_group
   accelerated_networking_enabled = var.accelerated_networking
@@ -143,6 +168,10 @@ resource "azurerm_network_interface" "node" {
     private_ip_address            = local.inside[each.key]
     public_ip_address_id          = azurerm_public_ip.node[each.key].id
   }
+
+  lifecycle {
+    ignore_changes = [name]
+  }
 }
 
 # InfiniBand connects machines of one availability set, which takes no spot machines and stands in no zone.
@@ -150,7 +179,7 @@ resource "azurerm_network_interface" "node" {
 resource "azurerm_availability_set" "pool" {
   count = var.infiniband ? 1 : 0
 
-  name                         = local.own
+  name                         = module.names.own
   location                     = var.region
   resource_group_name          = local.resource_group
   platform_fault_domain_count  = 1
@@ -158,6 +187,7 @@ resource "azurerm_availability_set" "pool" {
   tags                         = local.tags
 
   lifecycle {
+    ignore_changes = [name]
     precondition {
       condition     = !var.spot && var.zone == null && can(regex("^Standard_N[A-Z]+[0-9]+[a-qs-z]*r", var.machine_types[0]))
       error_message = "infiniband: for sizes with an r behind the number (Standard_ND96isr_H100_v5), which are no spot machines and stand in no zone."
@@ -173,7 +203,7 @@ resource "terraform_data" "machine" {
 resource "azurerm_linux_virtual_machine" "node" {
   for_each = toset(local.names)
 
-  name                  = "${local.own}-${each.key}"
+  name                  = module.names.nodes[each.key]
   computer_name         = each.key
   location              = var.region
   resource_group_name   = local.resource_group
@@ -213,7 +243,7 @@ resource "azurerm_linux_virtual_machine" "node" {
 
   lifecycle {
     # A key that is changed is for machines that are made later.
-    ignore_changes       = [custom_data, admin_ssh_key]
+    ignore_changes       = [name, custom_data, admin_ssh_key]
     replace_triggered_by = [terraform_data.machine, tls_private_key.host[each.key]]
   }
 

@@ -1,7 +1,6 @@
 locals {
   names = [for index in range(var.node_count) : "${var.name}-${index}"]
 
-  own  = "skyinfra-${var.stack}-${var.name}"
   cidr = "10.84.0.0/16"
 
   # Who may come in, and where: source and ports.
@@ -18,6 +17,17 @@ resource "terraform_data" "secret" {
   lifecycle {
     ignore_changes = [triggers_replace]
   }
+}
+
+# read in documents only: https://docs.crusoecloud.com/compute/virtual-machines/managing-vms
+module "names" {
+  source     = "../names"
+  stack      = var.stack
+  name       = var.name
+  fleet      = terraform_data.secret.id
+  node_count = var.node_count
+  limit      = 63
+  reserve    = 10
 }
 
 # The host key of each machine.
@@ -66,22 +76,29 @@ module "hosts" {
 }
 
 resource "crusoe_vpc_network" "pool" {
-  name = local.own
+  name = module.names.own
   cidr = local.cidr
+
+  lifecycle {
+    ignore_changes = [name]
+  }
 }
 
 resource "crusoe_vpc_subnet" "pool" {
-  name     = local.own
+  name     = module.names.own
   cidr     = local.cidr
   location = var.region
   network  = crusoe_vpc_network.pool.id
+
+  lifecycle {
+    ignore_changes = [name]
+  }
 }
 
 resource "crusoe_vpc_firewall_rule" "in" {
   for_each = local.allowed
 
-  # Names of rules have letters, digits and dashes.
-  name              = "${local.own}-${replace(each.key, "/[^a-z0-9]+/", "-")}"
+  name              = "${module.names.own}-${substr(sha1(each.key), 0, 8)}"
   network           = crusoe_vpc_network.pool.id
   action            = "allow"
   direction         = "ingress"
@@ -90,6 +107,10 @@ resource "crusoe_vpc_firewall_rule" "in" {
   source_ports      = "1-65535"
   destination       = local.cidr
   destination_ports = each.value.ports
+
+  lifecycle {
+    ignore_changes = [name]
+  }
 }
 
 # A type of the same family would be changed in place, for which a machine is stopped.
@@ -100,7 +121,7 @@ resource "terraform_data" "type" {
 resource "crusoe_compute_instance" "node" {
   for_each = toset(local.names)
 
-  name     = "${local.own}-${each.key}"
+  name     = module.names.nodes[each.key]
   type     = var.machine_types[0]
   image    = var.image
   location = var.region
@@ -117,7 +138,7 @@ resource "crusoe_compute_instance" "node" {
 
   lifecycle {
     # A key that is changed is for machines that are made later. The provider compares its own words for an interface.
-    ignore_changes       = [startup_script, ssh_key, network_interfaces]
+    ignore_changes       = [name, startup_script, ssh_key, network_interfaces]
     replace_triggered_by = [terraform_data.type, tls_private_key.host[each.key], crusoe_vpc_subnet.pool.id]
   }
 

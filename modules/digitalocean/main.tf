@@ -2,8 +2,7 @@ locals {
   names = [for index in range(var.node_count) : "${var.name}-${index}"]
 
   # The tag by which the firewall holds for a droplet from its first moment on.
-  tag  = "skyinfra-${var.stack}-${var.name}"
-  tags = concat([local.tag], [for key, value in var.labels : "${key}:${value}"])
+  tags = concat([digitalocean_tag.pool.name], [for key, value in var.labels : "${key}:${value}"])
 }
 
 # The fleet secret; ../core says why it is made so.
@@ -13,6 +12,17 @@ resource "terraform_data" "secret" {
   lifecycle {
     ignore_changes = [triggers_replace]
   }
+}
+
+# https://docs.digitalocean.com/reference/api/: a VPC's name has letters, digits, dots and dashes
+module "names" {
+  source     = "../names"
+  stack      = var.stack
+  name       = var.name
+  fleet      = terraform_data.secret.id
+  node_count = var.node_count
+  limit      = 63
+  reserve    = 8
 }
 
 # The host key of each machine.
@@ -62,22 +72,34 @@ module "hosts" {
 # DigitalOcean takes a key once: one that the account has is named by its id or fingerprint.
 resource "digitalocean_ssh_key" "login" {
   count      = var.ssh_key_id == null ? 1 : 0
-  name       = local.tag
+  name       = module.names.own
   public_key = trimspace(var.ssh_public_key)
+
+  lifecycle {
+    ignore_changes = [name]
+  }
 }
 
 resource "digitalocean_vpc" "pool" {
   count  = var.vpc_id == null ? 1 : 0
-  name   = replace("${local.tag}-${var.region}", "_", "-")
+  name   = "${module.names.own}-${var.region}"
   region = var.region
+
+  lifecycle {
+    ignore_changes = [name]
+  }
 }
 
 resource "digitalocean_tag" "pool" {
-  name = local.tag
+  name = module.names.own
+
+  lifecycle {
+    ignore_changes = [name]
+  }
 }
 
 resource "digitalocean_firewall" "pool" {
-  name = replace(local.tag, "_", "-")
+  name = module.names.own
   tags = [digitalocean_tag.pool.id]
 
   inbound_rule {
@@ -119,6 +141,10 @@ resource "digitalocean_firewall" "pool" {
   outbound_rule {
     protocol              = "icmp"
     destination_addresses = ["0.0.0.0/0", "::/0"]
+  }
+
+  lifecycle {
+    ignore_changes = [name]
   }
 }
 

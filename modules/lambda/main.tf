@@ -17,6 +17,16 @@ resource "terraform_data" "secret" {
   }
 }
 
+# https://docs.lambda.ai/api/cloud: the name of an SSH key has at most 64 characters
+module "names" {
+  source     = "../names"
+  stack      = var.stack
+  name       = var.name
+  fleet      = terraform_data.secret.id
+  node_count = var.node_count
+  limit      = 60
+}
+
 module "hosts" {
   source = "../hosts"
   kind   = "lambda"
@@ -59,12 +69,12 @@ module "hosts" {
 data "lambdalabs_firewall" "account" {}
 
 resource "lambdalabs_ssh_key" "login" {
-  name       = "skyinfra-${var.stack}-${var.name}"
+  name       = module.names.own
   public_key = trimspace(var.ssh_public_key)
 
   # The provider changes none in place, and Lambda has it in the form in which it was given.
   lifecycle {
-    ignore_changes = [public_key]
+    ignore_changes = [name, public_key]
   }
 }
 

@@ -9,7 +9,6 @@ locals {
     }
   }
 
-  own = "skyinfra-${var.stack}-${var.name}"
 }
 
 # The fleet secret; ../core says why it is made so.
@@ -19,6 +18,17 @@ resource "terraform_data" "secret" {
   lifecycle {
     ignore_changes = [triggers_replace]
   }
+}
+
+# dstackai/dstack 511c318c nebius/resources.py: MAX_RESOURCE_NAME_LEN = 63, ^[a-z][_\-a-z0-9]{0,62}$
+module "names" {
+  source     = "../names"
+  stack      = var.stack
+  name       = var.name
+  fleet      = terraform_data.secret.id
+  node_count = var.node_count
+  limit      = 63
+  reserve    = 8
 }
 
 # The host key of each machine.
@@ -82,9 +92,13 @@ data "nebius_vpc_v1_subnet" "pool" {
 
 resource "nebius_vpc_v1_security_group" "pool" {
   parent_id  = var.project_id
-  name       = local.own
+  name       = module.names.own
   network_id = data.nebius_vpc_v1_subnet.pool.network_id
   labels     = var.labels
+
+  lifecycle {
+    ignore_changes = [name]
+  }
 }
 
 # A rule has at most 8 networks.
@@ -92,26 +106,38 @@ resource "nebius_vpc_v1_security_rule" "from_outside" {
   for_each = { for number, cidrs in chunklist(var.allow_cidrs, 8) : number => cidrs }
 
   parent_id = nebius_vpc_v1_security_group.pool.id
-  name      = "${local.own}-in-${each.key}"
+  name      = "${module.names.own}-in-${each.key}"
   access    = "ALLOW"
   protocol  = "TCP"
   ingress   = { source_cidrs = each.value, destination_ports = [22, var.scheduler_port] }
+
+  lifecycle {
+    ignore_changes = [name]
+  }
 }
 
 resource "nebius_vpc_v1_security_rule" "among_themselves" {
   parent_id = nebius_vpc_v1_security_group.pool.id
-  name      = "${local.own}-nodes"
+  name      = "${module.names.own}-nodes"
   access    = "ALLOW"
   protocol  = "ANY"
   ingress   = { source_security_group_id = nebius_vpc_v1_security_group.pool.id }
+
+  lifecycle {
+    ignore_changes = [name]
+  }
 }
 
 resource "nebius_vpc_v1_security_rule" "to_outside" {
   parent_id = nebius_vpc_v1_security_group.pool.id
-  name      = "${local.own}-out"
+  name      = "${module.names.own}-out"
   access    = "ALLOW"
   protocol  = "ANY"
   egress    = { destination_cidrs = ["0.0.0.0/0"] }
+
+  lifecycle {
+    ignore_changes = [name]
+  }
 }
 
 # What the provider would change in place, or try to: a machine that is stopped for it, or refused.
@@ -123,7 +149,7 @@ resource "nebius_compute_v1_instance" "node" {
   for_each = toset(local.names)
 
   parent_id = var.project_id
-  name      = "${local.own}-${each.key}"
+  name      = module.names.nodes[each.key]
   hostname  = each.key
   labels    = var.labels
 
@@ -136,7 +162,7 @@ resource "nebius_compute_v1_instance" "node" {
   boot_disk = {
     attach_mode = "READ_WRITE"
     managed_disk = {
-      name = "${local.own}-${each.key}"
+      name = module.names.nodes[each.key]
       spec = {
         type                = "NETWORK_SSD"
         size_gibibytes      = var.disk_gb == 0 ? 100 : var.disk_gb
@@ -160,7 +186,7 @@ resource "nebius_compute_v1_instance" "node" {
 
   lifecycle {
     # A key and labels that are changed are for machines that are made later.
-    ignore_changes       = [cloud_init_user_data, labels]
+    ignore_changes       = [name, boot_disk.managed_disk.name, cloud_init_user_data, labels]
     replace_triggered_by = [terraform_data.machine, tls_private_key.host[each.key]]
   }
 }

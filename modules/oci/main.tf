@@ -1,7 +1,6 @@
 locals {
   names = [for index in range(var.node_count) : "${var.name}-${index}"]
 
-  own   = "skyinfra-${var.stack}-${var.name}"
   shape = split("/", var.machine_types[0])
 }
 
@@ -12,6 +11,16 @@ resource "terraform_data" "secret" {
   lifecycle {
     ignore_changes = [triggers_replace]
   }
+}
+
+# oracle/oci: display_name has at most 255 characters
+module "names" {
+  source     = "../names"
+  stack      = var.stack
+  name       = var.name
+  fleet      = terraform_data.secret.id
+  node_count = var.node_count
+  limit      = 63
 }
 
 # The host key of each machine.
@@ -83,14 +92,22 @@ module "hosts" {
 resource "oci_core_vcn" "pool" {
   compartment_id = var.compartment_id
   cidr_blocks    = ["10.0.0.0/16"]
-  display_name   = local.own
+  display_name   = module.names.own
   freeform_tags  = var.labels
+
+  lifecycle {
+    ignore_changes = [display_name]
+  }
 }
 
 resource "oci_core_internet_gateway" "pool" {
   compartment_id = var.compartment_id
   vcn_id         = oci_core_vcn.pool.id
-  display_name   = local.own
+  display_name   = module.names.own
+
+  lifecycle {
+    ignore_changes = [display_name]
+  }
 }
 
 resource "oci_core_default_route_table" "pool" {
@@ -111,17 +128,25 @@ resource "oci_core_subnet" "pool" {
   compartment_id = var.compartment_id
   vcn_id         = oci_core_vcn.pool.id
   cidr_block     = "10.0.0.0/20"
-  display_name   = local.own
+  display_name   = module.names.own
   freeform_tags  = var.labels
 
   depends_on = [oci_core_default_security_list.pool, oci_core_default_route_table.pool]
+
+  lifecycle {
+    ignore_changes = [display_name]
+  }
 }
 
 resource "oci_core_network_security_group" "pool" {
   compartment_id = var.compartment_id
   vcn_id         = oci_core_vcn.pool.id
-  display_name   = local.own
+  display_name   = module.names.own
   freeform_tags  = var.labels
+
+  lifecycle {
+    ignore_changes = [display_name]
+  }
 }
 
 resource "oci_core_network_security_group_security_rule" "from_outside" {
@@ -167,7 +192,7 @@ resource "oci_core_instance" "node" {
 
   compartment_id      = var.compartment_id
   availability_domain = var.availability_domain
-  display_name        = "${local.own}-${each.key}"
+  display_name        = module.names.nodes[each.key]
   shape               = local.shape[0]
   freeform_tags       = var.labels
   metadata = {
@@ -209,7 +234,7 @@ resource "oci_core_instance" "node" {
 
   lifecycle {
     # A key that is changed is for machines that are made later.
-    ignore_changes       = [metadata]
+    ignore_changes       = [display_name, metadata]
     replace_triggered_by = [terraform_data.machine, tls_private_key.host[each.key]]
   }
 }

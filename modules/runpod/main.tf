@@ -27,6 +27,16 @@ resource "terraform_data" "secret" {
   }
 }
 
+# https://docs.runpod.io/api-reference/pods/POST/pods: the name has at most 191 characters
+module "names" {
+  source     = "../names"
+  stack      = var.stack
+  name       = var.name
+  fleet      = terraform_data.secret.id
+  node_count = var.node_count
+  limit      = 63
+}
+
 module "market" {
   source     = "../market"
   kind       = "runpod"
@@ -61,7 +71,7 @@ resource "terraform_data" "worker" {
 }
 
 resource "runpod_pod" "head" {
-  name             = "${var.stack}-${local.head}"
+  name             = module.names.nodes[local.head]
   image            = var.image
   args             = local.args
   env              = { SKYINFRA_START = module.market.start_head }
@@ -78,7 +88,7 @@ resource "runpod_pod" "head" {
 
   lifecycle {
     # An update would restart the pod, at another port.
-    ignore_changes       = [args, env]
+    ignore_changes       = [name, args, env]
     replace_triggered_by = [terraform_data.head.id]
   }
 }
@@ -86,7 +96,7 @@ resource "runpod_pod" "head" {
 resource "runpod_pod" "worker" {
   for_each = terraform_data.worker
 
-  name             = "${var.stack}-${each.key}"
+  name             = module.names.nodes[each.key]
   image            = var.image
   args             = local.args
   env              = { SKYINFRA_START = module.market.start_worker[each.key] }
@@ -101,7 +111,7 @@ resource "runpod_pod" "worker" {
   disk             = local.pod.disk
 
   lifecycle {
-    ignore_changes       = [args, env]
+    ignore_changes       = [name, args, env]
     replace_triggered_by = [terraform_data.worker[each.key].id]
   }
 }

@@ -1,7 +1,6 @@
 locals {
   names = [for index in range(var.node_count) : "${var.name}-${index}"]
 
-  own = "skyinfra-${var.stack}-${var.name}"
 }
 
 # The fleet secret; ../core says why it is made so.
@@ -11,6 +10,16 @@ resource "terraform_data" "secret" {
   lifecycle {
     ignore_changes = [triggers_replace]
   }
+}
+
+# https://www.scaleway.com/en/developers/api/instances/: no limit is said
+module "names" {
+  source     = "../names"
+  stack      = var.stack
+  name       = var.name
+  fleet      = terraform_data.secret.id
+  node_count = var.node_count
+  limit      = 63
 }
 
 # The host key of each machine.
@@ -59,8 +68,12 @@ module "hosts" {
 
 # Every machine of the project lets it in.
 resource "scaleway_iam_ssh_key" "login" {
-  name       = local.own
+  name       = module.names.own
   public_key = trimspace(var.ssh_public_key)
+
+  lifecycle {
+    ignore_changes = [name]
+  }
 }
 
 resource "scaleway_instance_ip" "node" {
@@ -69,7 +82,7 @@ resource "scaleway_instance_ip" "node" {
 }
 
 resource "scaleway_instance_security_group" "pool" {
-  name                   = local.own
+  name                   = module.names.own
   zone                   = var.region
   inbound_default_policy = "drop"
 
@@ -92,6 +105,10 @@ resource "scaleway_instance_security_group" "pool" {
       ip_range = "${scaleway_instance_ip.node[inbound_rule.value].address}/32"
     }
   }
+
+  lifecycle {
+    ignore_changes = [name]
+  }
 }
 
 # What would be changed in place, for which a machine is stopped.
@@ -102,7 +119,7 @@ resource "terraform_data" "machine" {
 resource "scaleway_instance_server" "node" {
   for_each = toset(local.names)
 
-  name = "${local.own}-${each.key}"
+  name = module.names.nodes[each.key]
   zone = var.region
   type = var.machine_types[0]
   # The provider plans no change to a type that Scaleway would not migrate the machine to.
@@ -111,7 +128,7 @@ resource "scaleway_instance_server" "node" {
   ip_id                  = scaleway_instance_ip.node[each.key].id
   security_group_id      = scaleway_instance_security_group.pool.id
   user_data              = { cloud-init = module.hosts.cloud_config[each.key] }
-  tags                   = concat([local.own], [for key, value in var.labels : "${key}=${value}"])
+  tags                   = concat([module.names.own], [for key, value in var.labels : "${key}=${value}"])
 
   root_volume {
     volume_type           = "sbs_volume"
@@ -120,7 +137,7 @@ resource "scaleway_instance_server" "node" {
   }
 
   lifecycle {
-    ignore_changes       = [user_data]
+    ignore_changes       = [name, user_data]
     replace_triggered_by = [terraform_data.machine, tls_private_key.host[each.key]]
   }
 

@@ -33,6 +33,16 @@ resource "terraform_data" "secret" {
   }
 }
 
+# https://docs.vast.ai/api: no limit is said
+module "names" {
+  source     = "../names"
+  stack      = var.stack
+  name       = var.name
+  fleet      = terraform_data.secret.id
+  node_count = var.node_count
+  limit      = 63
+}
+
 module "market" {
   source     = "../market"
   kind       = "vastai"
@@ -85,7 +95,7 @@ resource "vastai_instance" "head" {
   offer_id       = try(local.offers[0], null)
   image          = var.image
   disk_gb        = local.disk
-  label          = "${var.stack}-${local.head}"
+  label          = module.names.nodes[local.head]
   bid_price      = var.spot ? var.bid : null
   cancel_unavail = !var.spot
   use_ssh        = true
@@ -104,7 +114,7 @@ resource "vastai_instance" "head" {
   }
 
   lifecycle {
-    ignore_changes       = [offer_id, onstart, env, template_hash_id]
+    ignore_changes       = [label, offer_id, onstart, env, template_hash_id]
     replace_triggered_by = [terraform_data.head.id]
 
     precondition {
@@ -120,7 +130,7 @@ resource "vastai_instance" "worker" {
   offer_id        = try(local.offers[index(local.names, each.key)], null)
   image           = var.image
   disk_gb         = local.disk
-  label           = "${var.stack}-${each.key}"
+  label           = module.names.nodes[each.key]
   bid_price       = var.spot ? var.bid : null
   cancel_unavail  = !var.spot
   use_ssh         = true
@@ -135,7 +145,7 @@ resource "vastai_instance" "worker" {
   }
 
   lifecycle {
-    ignore_changes       = [offer_id, onstart, env, template_hash_id]
+    ignore_changes       = [label, offer_id, onstart, env, template_hash_id]
     replace_triggered_by = [terraform_data.worker[each.key].id]
   }
 }

@@ -13,6 +13,16 @@ resource "terraform_data" "secret" {
   }
 }
 
+# dstackai/dstack 511c318c verda/compute.py: MAX_INSTANCE_NAME_LEN = 60
+module "names" {
+  source     = "../names"
+  stack      = var.stack
+  name       = var.name
+  fleet      = terraform_data.secret.id
+  node_count = var.node_count
+  limit      = 60
+}
+
 # The host key of each machine.
 resource "tls_private_key" "host" {
   for_each  = toset(local.names)
@@ -56,20 +66,24 @@ module "hosts" {
 }
 
 resource "verda_ssh_key" "login" {
-  name       = "skyinfra-${var.stack}-${var.name}"
+  name       = module.names.own
   public_key = trimspace(var.ssh_public_key)
+
+  lifecycle {
+    ignore_changes = [name]
+  }
 }
 
 # Gives a machine its host key. Until it has run, the machine answers with another one, and is asked again.
 resource "verda_startup_script" "host_key" {
   for_each = toset(local.names)
 
-  name   = "skyinfra-${var.stack}-${each.key}"
+  name   = module.names.nodes[each.key]
   script = module.hosts.key_script[each.key]
 
   # The provider changes none in place.
   lifecycle {
-    ignore_changes       = [script]
+    ignore_changes       = [name, script]
     replace_triggered_by = [tls_private_key.host[each.key]]
   }
 }

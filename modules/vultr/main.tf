@@ -1,7 +1,6 @@
 locals {
   names = [for index in range(var.node_count) : "${var.name}-${index}"]
 
-  own = "skyinfra-${var.stack}-${var.name}"
 }
 
 # The fleet secret; ../core says why it is made so.
@@ -11,6 +10,16 @@ resource "terraform_data" "secret" {
   lifecycle {
     ignore_changes = [triggers_replace]
   }
+}
+
+# https://www.vultr.com/api/: no limit is said
+module "names" {
+  source     = "../names"
+  stack      = var.stack
+  name       = var.name
+  fleet      = terraform_data.secret.id
+  node_count = var.node_count
+  limit      = 63
 }
 
 # The host key of each machine.
@@ -61,18 +70,30 @@ module "hosts" {
 }
 
 resource "vultr_ssh_key" "login" {
-  name    = local.own
+  name    = module.names.own
   ssh_key = trimspace(var.ssh_public_key)
+
+  lifecycle {
+    ignore_changes = [name]
+  }
 }
 
 resource "vultr_vpc" "pool" {
   region      = var.region
-  description = local.own
+  description = module.names.own
+
+  lifecycle {
+    ignore_changes = [description]
+  }
 }
 
 # It holds for the public addresses; the nodes reach each other in the VPC.
 resource "vultr_firewall_group" "pool" {
-  description = local.own
+  description = module.names.own
+
+  lifecycle {
+    ignore_changes = [description]
+  }
 }
 
 resource "vultr_firewall_rule" "from_outside" {
@@ -97,18 +118,18 @@ resource "vultr_instance" "node" {
   region            = var.region
   plan              = var.machine_types[0]
   os_id             = tonumber(var.image)
-  label             = "${local.own}-${each.key}"
+  label             = module.names.nodes[each.key]
   hostname          = each.key
   ssh_key_ids       = [vultr_ssh_key.login.id]
   vpc_ids           = [vultr_vpc.pool.id]
   firewall_group_id = vultr_firewall_group.pool.id
   user_data         = module.hosts.cloud_config[each.key]
   activation_email  = false
-  tags              = concat([local.own], [for key, value in var.labels : "${key}:${value}"])
+  tags              = concat([module.names.own], [for key, value in var.labels : "${key}:${value}"])
 
   lifecycle {
     # A key that is changed is for machines that are made later.
-    ignore_changes       = [user_data, ssh_key_ids]
+    ignore_changes       = [label, user_data, ssh_key_ids]
     replace_triggered_by = [terraform_data.plan, tls_private_key.host[each.key]]
   }
 

@@ -173,7 +173,9 @@ def _node(pool: Declared, cluster: Cluster, *, head: bool) -> str:
 
 
 def _of_kubernetes(pool: Declared, wheel: str | None, values: Mapping[str, Any]) -> dict[str, Any]:
-    name = pool.name.lower().replace("_", "-")
+    # A service is named as a host of DNS (RFC 1035): a letter first, and no dash last.
+    name = pool.name.lower().replace("_", "-").rstrip("-")
+    name = name if name[0].isalpha() else f"s{name}"
     if len(name) > _LONGEST_NAME:
         raise NotSupported(
             f"names of pods are made of the names of stack and pool, {_LONGEST_NAME} characters at most",

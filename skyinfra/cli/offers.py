@@ -160,6 +160,11 @@ def remarks(query: Query, found: tuple[Offer, ...]) -> list[str]:
     elsewhere = sorted({price.region for _, price in priced if price.region not in (query.region, offers.EVERYWHERE)})
     if query.region and elsewhere:
         lines.append(f"The {purchase} prices are of {'; '.join(elsewhere)}: none of {query.region} are known.")
+    if query.region and (unknown := [offer for offer in found if offer.offered_in(query.region) is None]):
+        lines.append(
+            f"No source here says whether {query.region} has {', '.join(offer.machine_type for offer in unknown)}; "
+            "a declaration is allowed, and the deploy may be refused."
+        )
     if any(price.basis == "estimated" for _, price in priced):
         lines.append("~ is an estimate, not a quote.")
     if any(price and price.basis == "suspect" for offer in found for price in (offer.on_demand, offer.spot)):

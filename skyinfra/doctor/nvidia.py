@@ -16,7 +16,7 @@ from skyinfra.doctor.system import failed, judged, layout, text_of
 from skyinfra.errors import AcceleratorMissing, SkyinfraError
 from skyinfra.gpu import exports, inventory, machine
 from skyinfra.gpu.hardware import Hardware, session
-from skyinfra.gpu.nvml import Gpu, Nvml, error_text
+from skyinfra.gpu.nvml import Gpu, Nvml
 from skyinfra.gpu.record import RecordedHardware
 from skyinfra.mig.manager import BOOT_HINT, OPERATED_HINT, boots, operated
 from skyinfra.node import processes
@@ -52,8 +52,7 @@ def checks(node: NodeConfig | None, directory: NodeDirectory | None, path: list[
     except AcceleratorMissing as error:
         yield failed(what, error, wanted)
     except pynvml.NVMLError as error:
-        todo = "`nvidia-smi -q` and the kernel log say what is wrong; a GPU that fell off the bus needs a reboot."
-        yield Finding(what, "wrong", f"NVML answers {error_text(error)}", wanted, todo)
+        yield failed(what, inventory.no_driver(error), wanted)
     yield from _kernel(root)
 
 

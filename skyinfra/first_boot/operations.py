@@ -188,18 +188,18 @@ class Driver:
             raise Failed(problem)
 
     def _problem(self) -> str | None:
-        choose = "Choose an image that has it, or install it with image.apt."
+        choose = "Choose an image with it."
         if self.vendor != "nvidia":
             pattern = self.DEVICES[self.vendor]
             there = glob.glob(pattern)  # noqa: PTH207
-            return None if there else f"the driver of {self.accelerator} is missing: there is no {pattern}. {choose}"
+            return None if there else f"the driver of {self.accelerator} is missing: no {pattern}. {choose}"
         try:
             found = nvidia_driver()
         except OSError as error:
             return f"the driver of {self.accelerator} is missing: {error}. {choose}"
         if self.minimum is None or numbers(found) >= numbers(self.minimum):
             return None
-        return f"the driver is {found}, and {self.accelerator} as declared needs {self.minimum} or later. {choose}"
+        return f"the driver is {found}, and {self.accelerator} needs {self.minimum} or later. {choose}"
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,9 @@ NEEDED = 64
 # The lock that apt takes to fetch lists of packages, and for how long it is waited for, as for that of dpkg.
 LISTS = "/var/lib/apt/lists/lock"
 LOCK_S = 300.0
+# By the code with which NVML refuses: what the driver does, or is. For the first boot, the runner and doctor.
+# https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceEnumvs.html (nvmlReturn_t)
+NVML = {9: "not loaded", 18: "updated: reboot"}
 
 
 class Failed(Exception):
@@ -117,12 +120,15 @@ def signatures(device: str) -> list[str]:
 
 
 def nvidia_driver() -> str:
-    """The version of NVIDIA's driver. NVML loads its kernel module where nothing has. Raises OSError."""
+    """The version of NVIDIA's driver. NVML loads its kernel module where nothing has.
+
+    Raises OSError where there is none, and `Failed` where it does not work.
+    """
     nvml = ctypes.CDLL("libnvidia-ml.so.1")
     text = ctypes.create_string_buffer(96)
-    code = nvml.nvmlInit_v2() or nvml.nvmlSystemGetDriverVersion(text, ctypes.c_uint(len(text)))
+    code = nvml.nvmlInit_v2() or nvml.nvmlSystemGetDriverVersion(text, 96)
     if code:
-        raise OSError(f"NVML answers with code {code}")
+        raise Failed(f"driver {NVML.get(code, code)}")
     return text.value.decode()
 
 

@@ -7,22 +7,29 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 import re
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import pynvml
 
 from skyinfra.errors import AcceleratorMissing
+from skyinfra.first_boot.programs import NVML
 from skyinfra.gpu.nvml import Gpu, Nvml, error_text
 from skyinfra.mig import parts, same_profile
 from skyinfra.protocol.nodeconfig import NodeAccelerator, Vendor
 
 _LIBRARY = "libnvidia-ml.so.1"
+# Names of cards for consumers by their PCI id; made by tools/build_pci_ids.py.
+_PCI_IDS = Path(__file__).with_name("pci_ids.json")
+# Words behind the name of a card that make it another one, where its id is not known.
+_VARIANTS = frozenset({"ti", "super", "laptop", "mobile", "d", "ada"})
 # A GPU's memory is within this of its nominal size: 80 GB are 81,559 MiB on one driver and 85.0e9 bytes on another.
 _MEMORY_TOLERANCE = 0.15
 _BYTES_PER_GB = 10**9
@@ -36,6 +43,12 @@ _NEURON_CONFIG = "opt/aws/neuron/logical_nc_config"
 # Folders of vendors' tools that are seldom on PATH.
 _TOOLS = ("/opt/rocm/bin", "/opt/aws/neuron/bin")
 
+# What to do where NVML refuses, by its code.
+_TO_DO = {
+    pynvml.NVML_ERROR_NO_PERMISSION: "The user of the runner needs to read and write /dev/nvidia*.",
+    pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "`modprobe nvidia` loads it; `dmesg | grep NVRM` says why it was not.",
+    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "Reboot the node: the old one is still loaded.",
+}
 # In these, the devices that a node was given are named.
 _VARIABLES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
 # Values of them that name no device.
@@ -67,7 +80,7 @@ def nvidia(nvml: Nvml, accelerator: NodeAccelerator) -> tuple[Device, ...]:
     check_count(accelerator, len(gpus), found)
     nominal = (accelerator.memory_gb or 0) * _BYTES_PER_GB
     for gpu, total in zip(gpus, memory, strict=True):
-        if not same_model(accelerator.name, gpu.name):
+        if not is_model(accelerator.name, gpu):
             raise other_model(accelerator, f"{found}: GPU {gpu.index} is another model")
         if nominal and total is not None and abs(total - nominal) > _MEMORY_TOLERANCE * nominal:
             wrong = f"GPU {gpu.index} has {total / _BYTES_PER_GB:.0f} GB of memory instead of {accelerator.memory_gb:g}"
@@ -93,7 +106,7 @@ def given(nvml: Nvml, accelerator: NodeAccelerator, environment: Mapping[str, st
         for each in _named(shown, environment)
     ]
     for index in sorted({each.index for each in devices}):
-        if not same_model(accelerator.name, gpus[index].name):
+        if not is_model(accelerator.name, gpus[index]):
             raise other_model(accelerator, f"GPU {index}, {gpus[index].name}")
     _check_given(accelerator, devices)
     return tuple(devices)
@@ -159,26 +172,14 @@ def no_driver(error: pynvml.NVMLError) -> AcceleratorMissing:
             field="accelerator",
             hint="Install the NVIDIA driver again, for the architecture of this machine and as a whole.",
         )
-    reasons = {
-        pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: (
-            "no NVIDIA driver: libnvidia-ml.so.1 not found",
-            "Install the NVIDIA driver, or choose an image that has it.",
-        ),
-        pynvml.NVML_ERROR_DRIVER_NOT_LOADED: (
-            "the NVIDIA driver is installed but not loaded",
-            "`modprobe nvidia` loads it; `dmesg | grep NVRM` says why it was not.",
-        ),
-        pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: (
-            "the NVIDIA driver was updated and the old one is still loaded",
-            "Reboot the node.",
-        ),
-        pynvml.NVML_ERROR_NO_PERMISSION: (
-            "the NVIDIA driver refuses this user",
-            "The user of the runner needs to read and write /dev/nvidia*.",
-        ),
-    }
-    default = (f"NVML answers {error_text(error)}", "`nvidia-smi -q` and the kernel log say what is wrong.")
-    message, hint = reasons.get(error.value, default)
+    message = f"NVML answers {error_text(error)}"
+    hint = "`nvidia-smi -q` and the kernel log say what is wrong; a GPU that fell off the bus needs a reboot."
+    if error.value == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
+        message, hint = f"no NVIDIA driver: {_LIBRARY} not found", "Install it, or choose an image that has it."
+    elif error.value in _TO_DO:
+        # Root, as whom the first boot asks, is never refused.
+        what = NVML.get(error.value, "refuses this user")
+        message, hint = f"NVIDIA driver {what} ({message})", _TO_DO[error.value]
     return AcceleratorMissing(message, field="accelerator", hint=hint)
 
 
@@ -279,15 +280,37 @@ def other_model(accelerator: NodeAccelerator, found: str) -> AcceleratorMissing:
     )
 
 
+def is_model(declared: str, gpu: Gpu) -> bool:
+    """Returns whether *gpu* is the *declared* model: by its PCI id, where the id says which variant of a card it is."""
+    known = _names_by_id().get(gpu.pci_device_id[2:].upper())
+    if known is not None:
+        return _joined(known) == _joined(_without_memory(declared))
+    return same_model(declared, gpu.name)
+
+
 def same_model(declared: str, reported: str) -> bool:
     """Returns whether a GPU that calls itself *reported* (``NVIDIA A100-SXM4-80GB``) is the *declared* one (``A100``).
 
-    The declared name is some whole words of the other, so that ``L4`` is not an ``L40S``; memory is not compared.
+    The declared name is some whole words of the other, so that ``L4`` is not an ``L40S``, and no variant follows it, so
+    that ``RTX 4070`` is not an ``RTX 4070 Ti``; memory is not compared.
     """
-    name = "".join(_words(re.sub(r"[-_ ]?\d+GB$", "", declared, flags=re.IGNORECASE)))
-    words = _words(reported)
-    runs = ("".join(words[i:j]) for i in range(len(words)) for j in range(i + 1, len(words) + 1))
-    return name in runs
+    name, words = _joined(_without_memory(declared)), _words(reported)
+    runs = ((i, j) for i in range(len(words)) for j in range(i + 1, len(words) + 1))
+    return any("".join(words[i:j]) == name and not _VARIANTS & set(words[j : j + 1]) for i, j in runs)
+
+
+@cache
+def _names_by_id() -> dict[str, str]:
+    names: dict[str, str] = json.loads(_PCI_IDS.read_text(encoding="utf-8"))["names"]
+    return names
+
+
+def _without_memory(name: str) -> str:
+    return re.sub(r"[-_ ]?\d+GB$", "", name, flags=re.IGNORECASE)
+
+
+def _joined(name: str) -> str:
+    return "".join(_words(name))
 
 
 def _words(name: str) -> list[str]:

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from typing import Unpack
 
 from skyinfra.offers.nearest import described, not_offered
-from skyinfra.offers.offer import EVERYWHERE, Offer, Price, load, usd
-from skyinfra.offers.query import Limits, Query, Wanted, ask, carries, providers, regions
+from skyinfra.offers.offer import EVERYWHERE, Offer, Price, load, regions, usd
+from skyinfra.offers.query import Limits, Query, Wanted, ask, carries, providers
 from skyinfra.offers.substitutes import instead, named
 
 __all__ = [

@@ -132,23 +132,37 @@ class Offer:
         return self.count * self._row.chips
 
     @property
+    def accelerated(self) -> str:
+        """The whole accelerators that the machine has or shares, as a declaration writes them: "A100-40GB:8"."""
+        return f"{self._named}:{self.count}"
+
+    @property
     def carries(self) -> str:
         """The accelerators as a declaration writes them: "A100-40GB:8", "H100-PCIe:1"; a share is "1/4 L4"."""
+        return f"1/{round(1 / self.fraction)} {self._named}" if self.fraction != 1 else self.accelerated
+
+    @property
+    def _named(self) -> str:
+        """The accelerator with its memory and form factor, where they are not the usual ones."""
         name = self.accelerator
         if self.memory_gb != catalog.choose(name).memory_gb:
             name += f"-{self.memory_gb}GB"
         usual = catalog.choose(self.accelerator, self.memory_gb).form_factor
         if self.form_factor not in (None, usual):
             name += f"-{self.form_factor}"
-        if self.fraction != 1:
-            return f"1/{round(1 / self.fraction)} {name}"
-        return f"{name}:{self.count}"
+        return name
 
     def in_region(self, region: str) -> bool:
         """Returns whether it is known to be offered there."""
         if self.regions:
             return region in self.regions
         return any(price is not None and price.region == region for price in (self.on_demand, self.spot))
+
+    def offered_in(self, region: str) -> bool | None:
+        """Whether it is offered there; None where no source says where it is, and its provider has that region."""
+        if self.in_region(region):
+            return True
+        return None if not self.regions and region in regions(self.provider) else False
 
     @property
     def _row(self) -> catalog.Variant:
@@ -162,6 +176,15 @@ def load() -> tuple[Offer, ...]:
     columns = data["columns"]
     regions = [tuple(names) for names in data["regions"]]
     return tuple(_offer(dict(zip(columns, row, strict=True)), data, regions) for row in data["offers"])
+
+
+@cache
+def regions(*providers: str) -> tuple[str, ...]:
+    """Returns the regions in which these providers (default: all) are known to offer something, by name."""
+    selected = [offer for offer in load() if not providers or offer.provider in providers]
+    named = {region for offer in selected for region in offer.regions}
+    prices = (offer.price(spot=spot) for offer in selected if not offer.regions for spot in (False, True))
+    return tuple(sorted(named | {price.region for price in prices if price is not None} - {EVERYWHERE}))
 
 
 def _offer(row: dict[str, Any], data: dict[str, Any], regions: list[tuple[str, ...]]) -> Offer:

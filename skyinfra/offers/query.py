@@ -9,7 +9,7 @@ from typing import TypeAlias, TypedDict, Unpack
 
 from skyinfra.accelerators import Accelerator, parse_preferences
 from skyinfra.errors import InvalidField, did_you_mean
-from skyinfra.offers.offer import EVERYWHERE, Offer, load
+from skyinfra.offers.offer import Offer, load, regions
 
 # A third may be asked for as 0.334.
 _ROUNDING = 0.001
@@ -42,6 +42,7 @@ class Query:
     def run(self, offers: Iterable[Offer]) -> tuple[Offer, ...]:
         """Returns the offers that match, by preference of the accelerator, then price, then name.
 
+        Offers of which no source says whether the region has them come last.
         Where an accelerator is asked for without a count, each provider's smallest machines that carry it are taken.
         """
         if self.accelerators:  # most carry none of them, and a look at their names is cheap
@@ -63,7 +64,7 @@ class Query:
         return (
             (not self.providers or offer.provider in self.providers)
             and (self.legacy or not offer.legacy)
-            and (self.region is None or offer.in_region(self.region))
+            and (self.region is None or offer.offered_in(self.region) is not False)
             and (self.count is None or offer.count == self.count)
             and offer.fraction > (1 if self.fraction is None else self.fraction) - _ROUNDING
             and _at_least(offer.share_gb, self.memory_gb)
@@ -76,10 +77,11 @@ class Query:
         price = offer.price(spot=self.spot)
         return price is not None and price.usd_per_hour <= most
 
-    def _order(self, offer: Offer) -> tuple[bool, float, str, str]:
+    def _order(self, offer: Offer) -> tuple[bool, bool, float, str, str]:
         price = offer.price(spot=self.spot)
         usd = 0.0 if price is None else price.usd_per_hour
-        return price is None, usd, offer.provider, offer.machine_type
+        unknown = self.region is not None and offer.offered_in(self.region) is None
+        return unknown, price is None, usd, offer.provider, offer.machine_type
 
     def constraints(self) -> dict[str, object]:
         """Returns the other filters, by the names of their fields."""
@@ -113,7 +115,7 @@ def is_it(offer: Offer, wanted: Accelerator) -> bool:
 class Limits(TypedDict, total=False):
     """Filters of find() and ask() besides accelerator and provider; None filters nothing.
 
-    region: only what is known to be offered there.
+    region: what is offered there, and last what may be: of which no source says where it is.
     spot: the spot price counts, in place of the on-demand price.
     count: exact, where no accelerator says one. memory_gb: nominal GB that a task gets on one accelerator, at least.
     fraction: the share of an accelerator that is enough; without it only whole ones are found.
@@ -181,15 +183,6 @@ def check_region(region: str, given: Sequence[str]) -> None:
 def providers() -> tuple[str, ...]:
     """Returns the providers that have offers, by name."""
     return tuple(sorted({offer.provider for offer in load()}))
-
-
-@cache
-def regions(*providers: str) -> tuple[str, ...]:
-    """Returns the regions in which these providers (default: all) are known to offer something, by name."""
-    selected = [offer for offer in load() if not providers or offer.provider in providers]
-    named = {region for offer in selected for region in offer.regions}
-    prices = (offer.price(spot=spot) for offer in selected if not offer.regions for spot in (False, True))
-    return tuple(sorted(named | {price.region for price in prices if price is not None} - {EVERYWHERE}))
 
 
 def _smallest(offers: list[Offer]) -> list[Offer]:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import importlib
 import json
-import re
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import skyinfra
-from skyinfra.accelerators import parse
-from skyinfra.errors import NotSupported
 from skyinfra.offers import Offer
 from skyinfra.providers.base import Provider, Request, Selection
 from skyinfra.providers.cloud import CloudProvider
@@ -68,25 +65,14 @@ def undeployable(kind: str) -> str | None:
 def refuses(offer: Offer) -> str | None:
     """Returns the reason why a declaration without an image of one's own cannot have that machine; None where it can.
 
-    None as well for a share of an accelerator, and for a provider that this version does not deploy to: `undeployable`
-    says why.
+    None as well for a provider that this version does not deploy to: `undeployable` says why.
     """
     # Some become another provider for what is set up in another way, as Google Cloud does for TPUs.
     sellers = [
         cls.kind for cls in deployable().values() if (getattr(cls, "offered_by", "") or cls.kind) == offer.provider
     ]
-    reasons = [_refused(read(kind), offer) for kind in sellers] if offer.fraction == 1 else []
+    reasons = [read(kind).refuses(offer) for kind in sellers]
     return None if None in reasons else next(iter(reasons), None)
-
-
-def _refused(data: Data, offer: Offer) -> str | None:
-    if not re.match(data.machines.get("deployed", ""), offer.machine_type):
-        return f"{data.about.called} sells it otherwise than as an instance"
-    try:
-        data.image((offer.machine_type,), parse(offer.carries), field="provider.image")
-    except NotSupported as error:
-        return error.message
-    return None
 
 
 def who_partitions(offer: Offer) -> str | None:

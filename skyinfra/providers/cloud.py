@@ -19,6 +19,7 @@ from skyinfra.mig.layout_tag import write_tag
 from skyinfra.offers import Offer, Price
 from skyinfra.providers.base import Provider, Request, Selection
 from skyinfra.providers.data import Data, Output, OutputStrings, Strings, kinds, read
+from skyinfra.providers.images import no_image
 
 SCHEDULER_PORT = 8786
 # A spot pool falls back to machines with the same accelerators at up to this multiple of the lowest price.
@@ -182,7 +183,8 @@ class CloudProvider(Provider):
             scheduler=f"0.0.0.0:{SCHEDULER_PORT}",
             # In a folder of root's; the runner's unit hands it over.
             secret_file="/etc/skyinfra/secret",  # noqa: S106 - the name of a file
-            image=self.own_image or self.data.image(selected.machine_types, accelerator, field=field),
+            image=self.own_image
+            or self.data.image(selected.machine_types, accelerator, field=field, share=selected.share),
             inputs={
                 "allow_cidrs": list(self.allow_cidrs),
                 "scheduler_port": SCHEDULER_PORT,
@@ -244,7 +246,7 @@ class CloudProvider(Provider):
 
     def _plain(self, request: Request) -> SelectedMachines:
         """Nodes without accelerators: the smallest general machine, or the declared types."""
-        types = tuple(self.instance_types) or (self.data.general(request.vcpus, request.memory_gb),)
+        types = tuple(self.instance_types) or (self.data.general(request.vcpus, request.memory_gb, self.region),)
         known = {name: self.data.price(name, self.region) for name in types if not request.spot}
         prices = {name: price for name, price in known.items() if price is not None}
         _check_cap(types, prices, request)
@@ -259,12 +261,46 @@ class CloudProvider(Provider):
         request: Request,
     ) -> SelectedMachines:
         purchase, price = "spot" if request.spot else "on-demand", prices.get(types[0])
+        note = f"{purchase} price not known"
         if self.paid_ahead is not None:
-            return SelectedMachines(accelerator, types, found, {}, self.paid_ahead)
-        if price is None:
-            return SelectedMachines(accelerator, types, found, prices, f"{purchase} price not known")
-        about = "about, " if price.basis == "estimated" else ""
-        return SelectedMachines(accelerator, types, found, prices, f"{about}{purchase} in {price.region}, {price.date}")
+            note, prices = self.paid_ahead, {}
+        elif price is not None:
+            about = "about, " if price.basis == "estimated" else ""
+            note = f"{about}{purchase} in {price.region}, {price.date}"
+        notes = [note, self._place_note(types[0], found), self._smaller_note(found, request)]
+        return SelectedMachines(accelerator, types, found, prices, "; ".join(filter(None, notes)))
+
+    def _place_note(self, machine_type: str, found: tuple[Offer, ...]) -> str:
+        """Says where no source knows that the machine is offered in the region; else empty."""
+        if found:
+            known = self._listed_region is None or found[0].in_region(self.region)
+        else:
+            known = self.data.offers_general(machine_type, self.region)
+        return "" if known else f"no source here says that {self.region} has {machine_type}"
+
+    def _smaller_note(self, found: tuple[Offer, ...], request: Request) -> str:
+        """Names the cheapest machine with fewer accelerators of the name, of another memory or form factor.
+
+        Empty where there is none, and where a number is declared.
+        """
+        if not found or found[0].count == 1 or self.instance_types:
+            return ""
+        wanted = next((each for each in request.accelerators if offers.carries(found[0], each)), None)
+        if wanted is None or wanted.count is not None or wanted.vendor == "google":
+            return ""
+        query = replace(self._query(request), accelerators=())
+        near = [
+            offer
+            for offer in query.run(offers.load())
+            if offer.accelerator == wanted.name
+            and offer.count < found[0].count
+            and self.data.refuses(offer, own_image=self.own_image is not None) is None
+        ]
+        if not near:
+            return ""
+        price = near[0].price(spot=request.spot)
+        cost = f" at {price.marked('/h')}" if price else ""
+        return f"a smaller one is {near[0].machine_type} ({near[0].carries}){cost}"
 
     def _query(self, request: Request, **changes: Any) -> offers.Query:
         return offers.ask(
@@ -293,7 +329,13 @@ class CloudProvider(Provider):
         found = query.run(offers.load())
         if not found:
             raise offers.not_offered(query, called=_CALLED).at("accelerator")
-        return list(found)
+        reasons = {offer: self.data.refuses(offer, own_image=self.own_image is not None) for offer in found}
+        served = [offer for offer, why in reasons.items() if why is None]
+        first = found[0]
+        if not served and self.data.deploys(first.machine_type) and first.vendor not in self.data.apart:
+            raise no_image(f"{first.machine_type}: {reasons[first]}", field=f"provider.{self.image_field}")
+        # `check_selection` speaks of what is sold, or set up, otherwise.
+        return served or list(found)
 
     def _of_types(self, request: Request) -> list[Offer]:
         """Returns the offers of the declared instance types, in their order. All of them carry the same."""
@@ -313,7 +355,7 @@ class CloudProvider(Provider):
                     field="provider.instance_types",
                     given=name,
                     hint=f"Declared: {' or '.join(map(str, request.accelerators))} in {self.region}, with the vCPUs, "
-                    f"memory and price of the pool. It is offered in {', '.join(known[name].regions) or 'no region'}.",
+                    f"memory and price of the pool. Its regions: {', '.join(known[name].regions) or 'not known here'}.",
                 )
         selected = [by_type[name] for name in self.instance_types]
         _check_alike(selected)

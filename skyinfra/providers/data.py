@@ -1,8 +1,7 @@
 """The differences between providers, as data: ``KIND.toml`` beside this file, read into one `Data` for each.
 
-Tables of the file: about, terraform, boot, traits, lacks, labels, images, no_image, machines, prices, quotas,
-preflight, errors; a provider leaves out what it has not. Every table carries its source and date, in fields or in a
-comment.
+Tables of the file: about, terraform, boot, traits, lacks, labels, images, machines, prices, quotas, preflight, errors;
+a provider leaves out what it has not. Every table carries its source and date, in fields or in a comment.
 """
 
 from __future__ import annotations
@@ -17,10 +16,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from skyinfra.accelerators import Accelerator
+from skyinfra.accelerators import Accelerator, parse
 from skyinfra.declared import OUTPUT, Declaration
 from skyinfra.errors import InvalidField, NotOffered, NotSupported
-from skyinfra.offers import Price
+from skyinfra.offers import Offer, Price
+from skyinfra.providers.images import Image, image_of, no_image
 from skyinfra.providers.preflight_requests import Asked
 
 Form = Literal["node.json", "cloud-config", "script", "container"]
@@ -142,18 +142,20 @@ class About(Declaration):
 
 
 class Data(Declaration):
-    """The data file of a provider. exports: its module and the public names there. images: by vendor ("cpu" for none;
-    "nvidia:8" where eight have one of their own) and architecture. errors: of its API. terraform: name, source and
-    version of the provider, config, the arguments of its block, place, where a resource
-    is, by the state (see `skyinfra.deploy.places`), inputs, the fields of the class that its module takes as they
-    are, and machines: by resource, the attributes that say the type, region and purchase of a machine.
+    """The data file of a provider. exports: its module and the public names there. images: by machine type, vendor and
+    architecture, with their driver; see `skyinfra.providers.images`. errors: of its API; `codes`, with the list that
+    they are in as `source`, and `texts`, patterns, each found in one of the `quotes` (words, and where they stand).
+    terraform: name, source and version of the provider, config, the arguments of its block, place, where a resource is
+    by the state (see `skyinfra.deploy.places`), inputs, the fields of the class that its module takes as they are,
+    credentials, the environment variables that it reads, and machines: by resource, the attributes that say the type,
+    region and purchase of a machine.
 
     lacks: why the place has not what a field asks for, by the field of the pool, or of the class as `provider.FIELD`;
     the module has no such input.
 
-    machines: `general` (name, vCPUs, GiB; smallest first), `head`, `disk_gb`, the smallest and largest disk (0: any),
-    `images`, of one's own by patterns of types, and patterns of types: `arm`, and `deployed`, where the offers have
-    others too, which are called `deployed_as`. prices: of machines without accelerators, in `regions`, a pattern.
+    machines: `general` (name, vCPUs, GiB, and the regions where it is known, if not in all; smallest first), `head`,
+    `disk_gb`, the smallest and largest disk (0: any), and patterns of types: `arm`, and `deployed`, where the offers
+    have others too, which are called `deployed_as`. prices: of machines without accelerators, in `regions`, a pattern.
     quotas: see `skyinfra.providers.quotas`. preflight: see `skyinfra.providers.preflight_requests`. apart: by vendor of
     accelerators, the kind of the provider that has those of this place; its class is made of this one's.
     """
@@ -166,8 +168,7 @@ class Data(Declaration):
     lacks: Mapping[str, str] = Field(default_factory=dict)
     labels: Labels | None = None
     terraform: Mapping[str, Any] = Field(default_factory=dict)
-    images: Mapping[str, dict[str, str]] = Field(default_factory=dict)
-    no_image: Mapping[str, str] = Field(default_factory=dict)
+    images: Sequence[Image] = ()
     machines: Mapping[str, Any] = Field(default_factory=dict)
     prices: Mapping[str, Any] = Field(default_factory=dict)
     quotas: Mapping[str, Any] = Field(default_factory=dict)
@@ -205,15 +206,16 @@ class Data(Declaration):
         usd = self.prices["usd_per_hour"].get(machine_type)
         return None if usd is None else Price(usd, self.prices["region"], self.prices["date"])
 
-    def general(self, vcpus: int | None, memory_gb: float | None) -> str:
-        """Returns the smallest machine type without accelerators that has as much. Raises `NotOffered`."""
+    def general(self, vcpus: int | None, memory_gb: float | None, region: str) -> str:
+        """The smallest machine type without accelerators that has as much; one that is known to be offered in *region*,
+        where there is any. Raises `NotOffered`."""
         rows = self.machines["general"]
         if not rows:
             hint = "Declare an accelerator, or name a machine type with instance_types."
             raise NotSupported(f"{self.about.called} has no machines without accelerators", field="provider", hint=hint)
-        for name, has_vcpus, has_memory in rows:
-            if has_vcpus >= (vcpus or 0) and has_memory >= (memory_gb or 0):
-                return str(name)
+        large = [name for name, cpus, gib, *_ in rows if cpus >= (vcpus or 0) and gib >= (memory_gb or 0)]
+        if large:
+            return str(next((name for name in large if self.offers_general(name, region)), large[0]))
         raise NotOffered(
             "no general machine has as many vCPUs and as much memory",
             field="vcpus",
@@ -221,37 +223,77 @@ class Data(Declaration):
             hint=f"The largest is {rows[-1][0]}; name another with instance_types.",
         )
 
-    def image(self, machine_types: tuple[str, ...], accelerator: Accelerator | None, *, field: str) -> str:
-        """Returns the image for these machines, with the driver of *accelerator*. field: for an image of one's own.
+    def offers_general(self, machine_type: str, region: str) -> bool:
+        """Returns whether no source says that a machine without accelerators is offered elsewhere alone."""
+        places = [row[3] for row in self.machines["general"] if row[0] == machine_type and row[3:]]
+        return not places or region in places[0]
 
-        Raises `InvalidField` where the machines are of two architectures, `NotSupported` where no image is known.
+    def image(
+        self, machine_types: tuple[str, ...], accelerator: Accelerator | None, *, field: str, share: float = 1.0
+    ) -> str:
+        """Returns the image for these machines, with the driver of *accelerator*, of which each machine has *share*.
+
+        field: for an image of one's own. Raises `InvalidField` where the machines are of two architectures or take two
+        images, `NotSupported` where no image is known.
         """
-        architectures = {self.architecture(machine) for machine in machine_types}
-        if len(architectures) > 1:
+        if len({self.architecture(machine) for machine in machine_types}) > 1:
             raise InvalidField(
                 "machines of two architectures cannot share one image",
                 field="provider.instance_types",
                 given=", ".join(machine_types),
                 hint="Name types of one architecture.",
             )
-        for pattern, image in self.machines.get("images", ()):
-            if re.match(pattern, machine_types[0]):
-                return str(image)
-        vendor, name = (accelerator.vendor, accelerator.name) if accelerator else ("cpu", "")
-        # Some have an image of its own for machines with so many.
-        of_count = f"{vendor}:{accelerator.count}" if accelerator else vendor
-        found = self.images.get(of_count, self.images.get(vendor, {})).get(architectures.pop())
-        if (why := self.no_image.get(name)) or found is None:
-            why = why or f"no image with the driver of {name} is known"
-            hint = f"Give an image that has it: {field.rpartition('.')[2]}=..."
-            raise NotSupported(why, field=field, hint=hint)
-        return found
+        images = {}
+        for machine in machine_types:
+            row = image_of(self.images, machine, self.architecture(machine), accelerator, share=share)
+            if isinstance(row, str):
+                raise no_image(row, field=field)
+            images[machine] = row.image
+        if len(set(images.values())) > 1:
+            raise InvalidField(
+                "machines that start with two images cannot share one pool",
+                field="provider.instance_types",
+                given=", ".join(f"{machine}: {image}" for machine, image in images.items()),
+                hint="Name types of one family, or give an image that serves all of them.",
+            )
+        return next(iter(images.values()))
+
+    def deploys(self, machine_type: str) -> bool:
+        """Returns whether its module makes such machines, and not something else that the provider sells."""
+        return re.match(self.machines.get("deployed", ""), machine_type) is not None
+
+    def refuses(self, offer: Offer, *, own_image: bool = False) -> str | None:
+        """The reason why it does not deploy the machine of *offer*: none of its images serves the accelerators, say.
+
+        None where it does. own_image: whether the declaration brings an image.
+        """
+        name = offer.machine_type
+        if not self.deploys(name):
+            return f"{self.about.called} sells it otherwise than as an instance"
+        if own_image:
+            return None
+        accelerator = parse(offer.accelerated)
+        row = image_of(self.images, name, self.architecture(name), accelerator, share=offer.fraction)
+        return row if isinstance(row, str) else None
 
 
 @cache
 def read(kind: str) -> Data:
     """Returns the data of the provider *kind*."""
-    return Data(kind=kind, **tomllib.loads((_FOLDER / f"{kind}.toml").read_text(encoding="utf-8")))
+    tables = tomllib.loads((_FOLDER / f"{kind}.toml").read_text(encoding="utf-8"))
+    if "preflight" in tables:
+        tables["preflight"].setdefault("credentials", _credentials(tables.get("terraform", {})))
+    return Data(kind=kind, **tables)
+
+
+def _credentials(terraform: Mapping[str, Any]) -> Sequence[Sequence[str]]:
+    """The environment variables with the credentials that the compiled provider block reads, each list an alternative.
+
+    A block that names variables reads those alone; else they are the provider's own.
+    """
+    blocks = (value for value in terraform.get("settings", {}).values() if isinstance(value, Mapping))
+    named = [[str(name) for key, name in block.items() if key.endswith("_env")] for block in blocks]
+    return [names for names in named if names] or terraform.get("credentials", ())
 
 
 @cache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 from pydantic import Field, model_validator
@@ -66,7 +65,7 @@ class MachineCloud(CloudProvider):
     def check_selection(self, selected: SelectedMachines) -> None:
         """Raises `NotSupported` for what is sold otherwise than as an instance, or by a name that is not known."""
         for offer in selected.offers:
-            if not re.match(self.data.machines.get("deployed", ""), offer.machine_type):
+            if not self.data.deploys(offer.machine_type):
                 raise NotSupported(
                     f"{offer.machine_type} is no {self.data.machines['deployed_as']} that this version knows",
                     field="accelerator",

@@ -100,7 +100,7 @@ class Asked(Declaration):
     """The questions that a provider answers, and how they are asked.
 
     nothing: why there is nothing to ask. module: the module with a `check` of its own, for a provider whose API needs
-    more than this. credentials: environment variables, each list an alternative; elsewhere: where Terraform's provider
+    more than this. credentials: environment variables, those of `[terraform]`; elsewhere: where Terraform's provider
     finds credentials besides. login: how they are made. open: whether the machine types can be asked without. address,
     address_variable: of the API, and the environment variable with another one. headers: of every question. account: a
     path that only valid credentials may ask. unasked: a sentence on what the provider cannot be asked.

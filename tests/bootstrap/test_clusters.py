@@ -118,6 +118,10 @@ def test_names_of_pods_are_short() -> None:
     with pytest.raises(NotSupported, match="50 characters at most"):
         documents(pool)
     assert documents(declared(stack="Lab_1", **POOLS["cpu"]))[0]["metadata"]["name"] == "lab-1-mig"
+    # A service begins with a letter (RFC 1035), and no dash is last.
+    assert documents(declared(stack="2026", **POOLS["cpu"]))[0]["metadata"]["name"] == "s2026-mig"
+    odd = documents(declared(**{**POOLS["cpu"], "stack": "0_", "name": "a-"}))
+    assert {each["metadata"]["name"] for each in odd if each["kind"] == "Service"} == {"s0--a", "s0--a-nodes"}
 
 
 def test_the_script_of_the_job_is_one_for_bash(tmp_path: Path) -> None:

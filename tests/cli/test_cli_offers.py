@@ -56,10 +56,16 @@ def test_the_chosen_row_is_one_that_can_be_deployed() -> None:
     assert {o["partitioned_by"] for o in json.loads(run("L4", "--json"))["offers"]} == {None}
 
 
+def test_a_region_of_which_no_source_says_whether_it_has_the_machine() -> None:
+    said = run("RTX PRO 4500", "--provider", "aws", "--region", "eu-west-1")
+    assert "No source here says whether eu-west-1 has g7.2xlarge, g7.4xlarge, g7.8xlarge" in said
+    assert "No source" not in run("RTX PRO 4500", "--provider", "aws", "--region", "us-east-1")
+
+
 def test_a_machine_without_a_known_image_is_not_chosen() -> None:
     found = {o["machine_type"]: o for o in json.loads(run("V100-32GB:8", "--provider", "aws", "--json"))["offers"]}
     assert found and all(o["deployable"] and not o["selected"] for o in found.values())
-    assert all("Deep Learning images" in o["refused_because"] for o in found.values())
+    assert all("proprietary kernel modules" in o["refused_because"] for o in found.values())
     assert "own image" in run("V100-32GB:8", "--provider", "aws")
     (selected,) = [o for o in json.loads(run("MI300X", "--json"))["offers"] if o["selected"]]
     assert (selected["provider"], selected["refused_because"]) == ("digitalocean", None)
@@ -109,7 +115,7 @@ def test_minima_and_preferences() -> None:
 
 
 def test_without_arguments_everything_is_listed() -> None:
-    assert len(json.loads(run("--json"))["offers"]) == 513 - 3 - 11  # without legacy machines and shares
+    assert len(json.loads(run("--json"))["offers"]) == 513 - 14 - 8  # without legacy machines and shares
 
 
 def test_nothing_found_and_wrong_names() -> None:

@@ -310,7 +310,7 @@ def test_the_driver_of_other_vendors(there: list[str], state: bool, monkeypatch:
     driver = Driver("aws", "Trainium1", None)
     assert driver.done() is state
     if not state:
-        with pytest.raises(Failed, match="the driver of Trainium1 is missing: there is no /dev/no-such"):
+        with pytest.raises(Failed, match="the driver of Trainium1 is missing: no /dev/no-such"):
             driver.do()
 
 
@@ -329,7 +329,17 @@ def test_nvidias_driver(tmp_path: Path, fake_machine: Callable[..., FakeMachine]
     assert boot.run(**machine.environment()).returncode == 1
     assert boot.states()[1::2] == [("new enough", "skipped"), ("too old", "failed")]
     error = boot.lines()[-1]["error"]
-    assert error.startswith("the driver is ") and "H100 as declared needs 100000.1 or later. Choose an image" in error
+    assert error.startswith("the driver is ") and "H100 needs 100000.1 or later. Choose an image" in error
+    # A driver that does not work is not called missing.
+    for code, said in (
+        (18, "driver updated: reboot"),
+        (9, "driver not loaded"),
+        (15, "driver 15"),
+    ):
+        boot.write(good)
+        assert boot.run(**fake_machine("h100_80gb").environment(FAIL=f"nvmlInit_v2:{code}")).returncode == 1
+        error = boot.lines()[-1]["error"]
+        assert said in error and "missing" not in error
     if not find_library("nvidia-ml"):
         boot.write(good)
         assert boot.run().returncode == 1

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import types
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pynvml
 import pytest
 from local_fleets.running_node import h100
 
 from skyinfra import AcceleratorMissing
+from skyinfra.accelerators import catalog
+from skyinfra.first_boot import programs
 from skyinfra.gpu import inventory
 from skyinfra.gpu.hardware import Hardware
-from skyinfra.gpu.nvml import Nvml
+from skyinfra.gpu.nvml import Gpu, Nvml
 from skyinfra.gpu.simulated.driver import SimulatedDriver
 from skyinfra.node.folder import NodeDirectory
 from skyinfra.protocol.nodeconfig import NodeAccelerator, NodeConfig, Vendor
@@ -56,18 +59,59 @@ def test_another_machine_than_declared(tmp_path: Path, declared: NodeAccelerator
         ("RTX4090", "NVIDIA GeForce RTX 4090", True),
         ("RTX PRO 6000", "NVIDIA RTX PRO 6000 Blackwell Server Edition", True),
         ("T4", "Tesla T4", True),
+        ("A10", "NVIDIA A10G", False),
+        ("A10", "NVIDIA A10-24Q", True),
+        ("RTX 4070", "NVIDIA GeForce RTX 4070", True),
+        ("RTX 4070", "NVIDIA GeForce RTX 4070 Ti", False),
+        ("RTX 4070", "NVIDIA GeForce RTX 4070 SUPER", False),
+        ("RTX 4070 Ti", "NVIDIA GeForce RTX 4070 Ti SUPER", False),
+        ("RTX 3060", "NVIDIA GeForce RTX 3060 Laptop GPU", False),
+        ("RTX 4090", "NVIDIA GeForce RTX 4090 D", False),
     ],
 )
 def test_models_are_compared_by_whole_words(declared: str, reported: str, same: bool) -> None:
     assert inventory.same_model(declared, reported) is same
 
 
+def test_no_model_of_the_catalog_is_taken_for_another() -> None:
+    names = [name for name in catalog.names() if catalog.variants(name)[0].vendor == "nvidia"]
+    for name in names:
+        assert [each for each in names if inventory.same_model(name, f"NVIDIA {each}")] == [name]
+
+
+@pytest.mark.parametrize(
+    ("declared", "name", "number", "same"),
+    [
+        # The id decides, whatever a driver calls the card.
+        ("RTX 4070", "NVIDIA GeForce RTX 4070", "0x2786", True),
+        ("RTX 4070", "NVIDIA GeForce RTX 4070", "0x2782", False),
+        ("RTX 4070 Ti", "NVIDIA GeForce RTX 4070 Ti", "0x2782", True),
+        ("RTX 4070 Ti", "NVIDIA GeForce RTX 4070 Ti SUPER", "0x2705", False),
+        ("RTX 4070 Ti Super", "NVIDIA GeForce RTX 4070 Ti SUPER", "0x2705", True),
+        ("RTX 3080-10GB", "NVIDIA GeForce RTX 3080", "0x2206", True),
+        # Not a card for consumers, and one that is newer than the list.
+        ("H100", "NVIDIA H100 80GB HBM3", "0x2330", True),
+        ("RTX 4070", "NVIDIA GeForce RTX 4070 Ti", "0xFFFF", False),
+    ],
+)
+def test_variants_of_a_card_are_told_apart_by_their_pci_id(declared: str, name: str, number: str, same: bool) -> None:
+    gpu = types.SimpleNamespace(name=name, pci_device_id=number)
+    assert inventory.is_model(declared, cast(Gpu, gpu)) is same
+
+
+def test_the_codes_of_the_first_boot_are_those_of_nvml() -> None:
+    """The first boot has no pynvml; what is done about each code is said here."""
+    assert set(programs.NVML) | {pynvml.NVML_ERROR_NO_PERMISSION} == set(inventory._TO_DO)
+    assert programs.NVML[pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH] == "updated: reboot"
+
+
 @pytest.mark.parametrize(
     ("code", "message"),
     [
         (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, r"no NVIDIA driver: libnvidia-ml\.so\.1 not found"),
-        (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, "installed but not loaded"),
-        (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, "the old one is still loaded"),
+        (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, "NVIDIA driver not loaded"),
+        (pynvml.NVML_ERROR_NO_PERMISSION, "NVIDIA driver refuses this user"),
+        (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, "updated: reboot(.|\\n)*the old one is still loaded"),
         (pynvml.NVML_ERROR_UNKNOWN, r"UNKNOWN \(999\)"),
     ],
 )

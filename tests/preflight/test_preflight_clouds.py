@@ -246,7 +246,9 @@ def test_lambda_lists_where_it_has_capacity() -> None:
 def test_providers_that_take_no_such_questions_say_what_else_to_ask() -> None:
     for provider, words in (("oci", "oci limits value list"), ("nebius", "gRPC"), ("crusoe", "signed questions")):
         report = check({}, pool(provider, "any", region="here"))
-        assert words in line(report, "not asked").found and not report.failed
+        assert words in line(report, "not asked").found
+        # Nebius has no way in besides: its provider block names the variables.
+        assert report.failed is (provider == "nebius")
 
 
 def test_every_table_says_where_it_comes_from_and_what_cannot_be_asked() -> None:

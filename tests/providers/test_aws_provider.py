@@ -76,7 +76,8 @@ def test_declared_instance_types_keep_their_order() -> None:
 
 
 def test_a_share_of_a_gpu() -> None:
-    pool = sky.ComputePool(provider=sky.AWS(instance_types=["g6f.2xlarge"]), accelerator="L4")
+    place = sky.AWS(instance_types=["g6f.2xlarge"], ami="ami-0123456789abcdef0")
+    pool = sky.ComputePool(provider=place, accelerator="L4")
     made = compile_pool(pool, "s")
     assert made.selection.share == 0.25
     assert made.head.accelerator is not None

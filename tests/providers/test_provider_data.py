@@ -14,6 +14,7 @@ import skyinfra as sky
 from skyinfra import providers
 from skyinfra.bootstrap import user_data
 from skyinfra.compiler import compile_pool
+from skyinfra.preflight.rest import Api
 from skyinfra.providers import CloudProvider, data
 from skyinfra.stack import modules_folder
 from skyinfra.terraform.cloud_errors import refusals
@@ -37,6 +38,8 @@ def test_it_is_whole(kind: str) -> None:
     for row in found.errors:
         assert getattr(sky, row["cause"]) and row["says"] and row["hint"]
         assert all(re.compile(text) for text in row["texts"])
+        if "already" in row["says"] and re.search(r"\bdelete", row["hint"]):
+            assert "colleague" in row["hint"], f"two people may have one name: {row['hint']}"
     held = ROOT / "tests" / "preflight" / "tables" / f"{kind}.toml"
     assert found.preflight is not None, f"it has no [preflight]: move {held.name} of tests/preflight/tables to its end"
     assert not held.exists(), f"it has its [preflight]: remove {held.name} from tests/preflight/tables"
@@ -44,8 +47,23 @@ def test_it_is_whole(kind: str) -> None:
         assert {"name", "source", "version", "config"} <= set(found.terraform)
         if found.traits.groups:
             assert found.machines["head"] in found.prices["usd_per_hour"]
-        sizes = [(vcpus, memory) for _, vcpus, memory in found.machines["general"]]
+        sizes = [(vcpus, memory) for _, vcpus, memory, *_ in found.machines["general"]]
         assert sizes == sorted(sizes)
+
+
+@pytest.mark.parametrize("kind", providers.kinds())
+def test_what_is_known_of_its_refusals_is_proven(kind: str) -> None:
+    """Each text is found in a quotation, codes have the list that they are in, and the row is what answers."""
+    found = providers.read(kind)
+    for row in found.errors:
+        assert row["codes"] or row["texts"], row
+        assert bool(row["codes"]) == bool(row.get("source")), f"{row['codes']}: where are they listed?"
+        for text in row["texts"]:
+            assert any(re.search(text, words) for words, _ in row["quotes"]), f"nothing quoted has {text}"
+        for words, source in row.get("quotes", ()):
+            assert source
+            [answer] = refusals([(f"module.p.{found.terraform['name']}_x.node[0]", words)])
+            assert answer.hint == row["hint"], f"another row answers to {words}"
 
 
 def test_what_is_unknown_in_a_data_file_is_refused() -> None:
@@ -143,3 +161,29 @@ def test_the_page_of_the_providers_is_what_the_data_says() -> None:
     assert providers_page.written(page) == page, "run python -m tools.providers_page"
     for kind in providers.kinds():
         assert f"| `{kind}` |" in page
+
+
+@pytest.mark.parametrize("kind", providers.kinds())
+def test_preflight_accepts_what_the_compiled_block_reads(kind: str) -> None:
+    found = providers.read(kind)
+    assert found.preflight is not None
+    accepted = {name for names in found.preflight.credentials for name in names}
+    block = json.dumps(found.terraform.get("settings", {}))
+    # A block that names variables shadows every other way in.
+    named = set(re.findall(r'_env": "(\w+)"', block))
+    assert not named or (accepted == named and len(found.preflight.credentials) == 1 and not found.preflight.elsewhere)
+    assert named or accepted == {name for names in found.terraform.get("credentials", ()) for name in names}
+    # Nobody is sent to a variable that is not read.
+    hints = [found.preflight.login, *(row["hint"] for row in found.errors if row["cause"] == "CloudCredentialsRefused")]
+    for text in hints if accepted else []:
+        for name in re.findall(r"\bset ([A-Z][A-Z0-9_]{5,})", text):
+            assert name in accepted or name.startswith(("AWS_", "GOOGLE_")), (name, text)
+
+
+def test_the_token_of_nebius_is_not_accepted_beside_its_service_account() -> None:
+    asked = providers.read("nebius").preflight
+    assert asked is not None
+    token = Api("Nebius", asked, deadline=0, environment={"NEBIUS_IAM_TOKEN": "t"})
+    account = dict.fromkeys(("NB_SA_ID", "NB_AUTHKEY_PUBLIC_ID", "NB_AUTHKEY_PRIVATE_PATH"), "x")
+    assert token.variables == ()
+    assert set(Api("Nebius", asked, deadline=0, environment=account).variables) == set(account)

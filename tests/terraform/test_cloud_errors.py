@@ -19,6 +19,10 @@ from skyinfra.terraform.project import Project
 
 WORKER = 'module.mig.aws_instance.worker["mig-1"]'
 RUN = f"{FAILED}https response error StatusCode: 400, RequestID: r-1, api error "
+NOT_IN_ZONE = (
+    "Your requested instance type (t3.micro) is not supported in your requested Availability Zone (us-east-1e). Please "
+    "retry your request by not specifying an Availability Zone or choosing us-east-1a, us-east-1b."
+)
 DENIED = (
     f"{RUN}UnauthorizedOperation: You are not authorized to perform this operation. User: "
     "arn:aws:iam::123456789012:user/x is not authorized to perform: ec2:RunInstances on resource: "
@@ -55,6 +59,10 @@ GROUP = (
         (WORKER, f"{RUN}VpcLimitExceeded: The maximum", sky.QuotaExceeded, ["L-F678F1CE"]),
         (WORKER, f"{RUN}AddressLimitExceeded: The maximum", sky.QuotaExceeded, ["L-0263D0A3"]),
         (WORKER, f"{RUN}SpotMaxPriceTooLow: Your Spot request", sky.SpotPriceTooLow, ["above spot_max_price"]),
+        (WORKER, f"{RUN}PendingVerification: Your request", sky.CloudRefused, ["validates the account", "4 hours"]),
+        (WORKER, f"{RUN}Unsupported: {NOT_IN_ZONE}", sky.CapacityUnavailable, ["us-east-1e", "us-east-1b"]),
+        (WORKER, f"{RUN}Unsupported: The requested configuration", sky.CloudRefused, ["instance-type-offerings"]),
+        (WORKER, f"{RUN}DependencyViolation: resource sg-1 has", sky.CloudRefused, ["still uses it", "resource sg-1"]),
         (WORKER, f"{RUN}RequestLimitExceeded: Request limit exceeded.", sky.CloudThrottled, ["throttles", "Wait"]),
         (WORKER, f"{RUN}Throttling: Rate exceeded", sky.CloudThrottled, ["(Throttling)"]),
         (WORKER, DENIED, sky.CloudPermissionDenied, ["may not do it: ec2:RunInstances (UnauthorizedOperation)"]),
@@ -130,6 +138,8 @@ def test_capacity_elsewhere(tmp_path: Path) -> None:
     text = steps(tmp_path, pool(), of=(WORKER, NO_CAPACITY))
     assert "zones that have it now: us-east-1b, us-east-1d" in text
     assert "p5.48xlarge is also offered in" in text and "us-west-2" in text
+    text = steps(tmp_path, pool(), of=(WORKER, f"{RUN}Unsupported: {NOT_IN_ZONE}"))
+    assert "zones that have it now: us-east-1a, us-east-1b" in text
     small = sky.ComputePool(name="mig", provider=sky.AWS(), accelerator="L4")
     text = steps(tmp_path, small, of=("module.mig.aws_instance.head", f"{RUN}InsufficientInstanceCapacity: none"))
     assert "Other machines with L4 in us-east-1: g6.2xlarge (L4:1, $0.9776/h)" in text

@@ -14,6 +14,7 @@ from moto_aws.cloud import REGIONS, Cloud, tags
 from moto_aws.projects import Project
 
 from skyinfra.protocol.nodeconfig import NodeConfig
+from skyinfra.providers import read
 
 pytestmark = pytest.mark.slow
 
@@ -23,7 +24,8 @@ POOLS = (
         accelerator=sky.accelerators.A100(count=8, memory="40GB", mig={layout!r}),
         image=sky.Image(pip=["torch"], env={{"A": "${{x}}"}}))""",
     """sky.ComputePool(name="chips", provider=sky.AWS(), accelerator="Trainium1:16")""",
-    """sky.ComputePool(name="share", provider=sky.AWS(instance_types=["g6f.xlarge"]), accelerator="L4")""",
+    f"""sky.ComputePool(name="share", accelerator="L4",
+        provider=sky.AWS(instance_types=["g6f.xlarge"], ami={read("aws").image(("g6.xlarge",), None, field="")!r}))""",
     """sky.ComputePool(name="west", nodes=2, spot=True, provider=sky.AWS(region="us-west-2"), accelerator="L4")""",
 )
 BEFORE, AFTER = {"3g.20gb": 1, "2g.10gb": 1, "1g.5gb": 2}, "1g.5gb"
