@@ -212,3 +212,44 @@ def _path(model: type[Declaration], location: tuple[int | str, ...]) -> str:
     for part in location:
         path += f"[{part}]" if isinstance(part, int) else f".{part}"
     return path
+
+
+# Lines of an image ---------------------------------------------------------------------------------------------------
+
+# A requirement: of an index (PEP 508), a repository, an address, or a path of the node; with its markers as they are.
+_OF_INDEX = r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?\s*(\[[A-Za-z0-9._, -]*\])?"
+_RELEASE = r"(===|~=|==|!=|<=|>=|<|>)\s*[A-Za-z0-9.*+!_-]+"
+_RELEASES = rf"\(?{_RELEASE}(\s*,\s*{_RELEASE})*\)?"
+_ELSEWHERE = r"((git|hg|svn|bzr)\+|https?://|file:)\S+|\.{0,2}/\S+"
+_REQUIREMENT = re.compile(
+    rf"({_OF_INDEX}\s*({_RELEASES}|@\s*[a-z+]+:\S+)?|{_ELSEWHERE})(\s*;[^\x00-\x1f\x7f]+)?", re.ASCII
+)
+# https://www.debian.org/doc/debian-policy/ch-controlfields.html: a name, of an architecture, a version or a release.
+# apt-get removes what ends with a dash.
+_PACKAGE = re.compile(
+    r"[a-z0-9][a-z0-9+.-]*[a-z0-9+.](:[a-z0-9-]+)?(=[A-Za-z0-9.+:~-]+|/[A-Za-z0-9.-]+)?|/[^\x00-\x20\x7f]+\.deb",
+    re.ASCII,
+)
+
+
+def check_requirement(field: str, text: str) -> None:
+    """Raises `InvalidField` where *text* is no requirement, but an option of pip, such as another index."""
+    if not _REQUIREMENT.fullmatch(text):
+        raise InvalidField(
+            "is no requirement that pip takes",
+            field=field,
+            given=text,
+            hint="Such as torch, torch==2.8.0, jax[cuda12]>=0.7, or the address of a wheel; one in each string. "
+            "Options are fields: index, extra_indexes, wheelhouse, proxy. Other commands of pip stand in run=[...].",
+        )
+
+
+def check_package(field: str, text: str) -> None:
+    """Raises `InvalidField` where *text* is no package of Debian: root hands it to apt-get."""
+    if not _PACKAGE.fullmatch(text):
+        raise InvalidField(
+            "is no Debian package",
+            field=field,
+            given=text,
+            hint="Such as git, libnccl2=2.27.3-1+cuda12.9, or the path of a .deb; one in each string, and no options.",
+        )

@@ -22,6 +22,7 @@ from skyinfra.errors import (
     TaskNotPicklable,
     did_you_mean,
 )
+from skyinfra.errors.printable import printable
 from skyinfra.notebook.names import used
 from skyinfra.tasks import cells, pickling
 from skyinfra.tasks.task import Task
@@ -98,7 +99,7 @@ class Remote:
         if missing and wanted is not None:
             raise InvalidField("; ".join(f"{name}: {why}" for name, why in missing.items()), field="--out")
         for name, why in missing.items():
-            sys.stderr.write(f"{name} stayed on the slot: {why}\n")
+            sys.stderr.write(f"{name} stayed on the slot: {printable(why)}\n")
 
     def _pool(self, name: str) -> Pool:
         given = self._shell.user_ns.get(name)

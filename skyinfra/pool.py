@@ -14,8 +14,8 @@ from pydantic import BeforeValidator, Field, InstanceOf, PlainSerializer, PlainV
 import skyinfra
 from skyinfra import accelerators as catalog
 from skyinfra.accelerators import Accelerator
-from skyinfra.declared import Declaration
-from skyinfra.errors import ConcurrencyMismatch, InvalidField, SkyinfraError, at
+from skyinfra.declared import Declaration, check_package, check_requirement
+from skyinfra.errors import ConcurrencyMismatch, InvalidField, SkyinfraError, at, check_mapping
 from skyinfra.mig import Follow, parts
 from skyinfra.plugins import Environment, Mig
 from skyinfra.protocol.secrets import Secret
@@ -98,9 +98,21 @@ class Image(Declaration):
         for field, values in (("pip", self.pip), ("runner", [self.runner] if self.runner else [])):
             for value in values:
                 _check_no_credentials(f"Image.{field}", value)
+        if self.runner is not None and (self.runner.startswith("-") or not self.runner.isprintable()):
+            raise InvalidField("is no requirement that pip takes", field="Image.runner", given=self.runner)
         if self.ca_certificate is not None:
             _check_certificate(self.ca_certificate)
+        for field, values, check in (("pip", self.pip, check_requirement), ("apt", self.apt, check_package)):
+            for position, value in enumerate(values):
+                check(f"Image.{field}[{position}]", value)
+        check_mapping("Image.env", dict.fromkeys(self.env, ""))
         for variable, secret in self.env.items():
+            if isinstance(secret, Secret) and not secret.environment:
+                raise InvalidField(
+                    "is a variable of every task, and this secret is to be none",
+                    field=f"Image.env.{variable}",
+                    hint="Name it where a task is made: @sky.compute(secrets=[sky.Secret(NAME, environment=False)]).",
+                )
             if isinstance(secret, Secret) and secret.file is not None:
                 raise InvalidField(
                     "an image names a secret, and each client finds it where it has it",

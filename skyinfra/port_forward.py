@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -45,13 +46,14 @@ def command(via: Via, head: Endpoint, port: int) -> list[str]:
         at = ["-p", str(via.port)] if via.port is not None else []
         forward = ["-L", f"{_HERE}:{port}:{head.address}:{head.port}"]
         # It asks nothing: nobody may be there to answer.
-        return ["ssh", "-N", "-o", "BatchMode=yes", "-o", "ExitOnForwardFailure=yes", *alive, *forward, *at, via.target]
+        quiet = ["-N", "-o", "BatchMode=yes", "-o", "ExitOnForwardFailure=yes"]
+        return ["ssh", *quiet, *alive, *forward, *at, "--", via.target]
     if via.kind == "ssm":
-        region = ["--region", via.region] if via.region else []
+        region = [f"--region={via.region}"] if via.region else []
         ports = json.dumps({"portNumber": [str(head.port)], "localPortNumber": [str(port)]})
         document = ["--document-name", "AWS-StartPortForwardingSession", "--parameters", ports]
-        return ["aws", "ssm", "start-session", "--target", via.target, *region, *document]
-    place = [*(["--zone", via.zone] if via.zone else []), *(["--project", via.project] if via.project else [])]
+        return ["aws", "ssm", "start-session", f"--target={via.target}", *region, *document]
+    place = [*([f"--zone={via.zone}"] if via.zone else []), *([f"--project={via.project}"] if via.project else [])]
     local = f"--local-host-port={_HERE}:{port}"
     return ["gcloud", "compute", "start-iap-tunnel", via.target, str(head.port), local, *place]
 
@@ -122,7 +124,7 @@ class Forwarding:
                 raise FleetUnreachable(
                     f"the head of {self._fleet} is reached by way of {self._via}, and `{self._command[0]}` {ended}: "
                     f"{self._said()}",
-                    hint=f"Try it by hand: {' '.join(self._command)}",
+                    hint=f"Try it by hand: {shlex.join(self._command)}",
                 )
             time.sleep(_POLL_S)
 

@@ -105,7 +105,7 @@ def test_what_a_provider_cannot_do_is_refused(fields: dict[str, Any], field: str
 def test_a_placeholder_in_a_declared_value_is_refused(placeholder: str) -> None:
     images = {
         "image.env.A": sky.Image(env={"A": f"x{placeholder}"}),
-        "image.pip[0]": sky.Image(pip=[placeholder]),
+        "image.pip[0]": sky.Image(pip=[f"https://example.com/{placeholder}.whl"]),
         "image.run[1]": sky.Image(run=["true", f"echo {placeholder}"]),
     }
     for field, image in images.items():

@@ -69,8 +69,10 @@ ALLOWED: dict[str, set[str]] = {
     "notebook": {"accelerators", "mig", "protocol"},
     "sync": {"blobs", "program", "protocol", "tasks"},
     "port_forward": {"protocol"},
+    "console": set(),
     "page": {"protocol"},
     "submission": {
+        "console",
         "engine",
         "first_boot",
         "notebook",
@@ -98,8 +100,10 @@ ALLOWED: dict[str, set[str]] = {
     "preflight": {"accelerators", "offers", "providers", "terraform"},
     "deploy": {
         "accelerators",
+        "bootstrap",
         "client",
         "compiler",
+        "console",
         "mig",
         "node",
         "offers",
@@ -109,7 +113,7 @@ ALLOWED: dict[str, set[str]] = {
         "stack",
         "terraform",
     },
-    "terminal": {"accelerators", "client", "deploy", "mig", "protocol", "submission", "terraform"},
+    "terminal": {"accelerators", "client", "console", "deploy", "mig", "protocol", "submission", "terraform"},
 }
 # What travels to a node may use these and the standard library.
 TRAVELS = {

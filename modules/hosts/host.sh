@@ -23,8 +23,9 @@ work=$(mktemp -d) || fail "no temporary folder can be made"
 trap 'rm -rf "$work"' EXIT
 trap 'exit 1' HUP INT TERM
 
-# The configuration by which ssh reaches machine $1, whose user is $2, port $3, host key $4, and key file $5.
+# The lines by which ssh reaches machine $1, whose user is $2, port $3, host key $4, and key file $5.
 reached_by() {
+  check_words "$@"
   echo "Host $1"
   [ -z "$2" ] || echo "  User $2"
   [ "$3" = 0 ] || echo "  Port $3"
@@ -41,11 +42,30 @@ reached_by() {
 
 # The machine whose lines come before is reached through $1.
 through() {
-  echo "  ProxyCommand ssh -F \"$work/config\" -W [%h]:%p $1"
+  echo "  ProxyCommand ssh -F \"$work/config\" -W [%h]:%p -- $1"
+}
+
+# Fails where a cloud, or a declaration, has given an option of ssh, or another line of its configuration: an address $1,
+# a user $2, a port $3, a host key $4, a key file $5.
+check_words() {
+  for word in "$1" "$2" "$3"; do
+    case $word in
+      -* | *[!A-Za-z0-9._:@%+-]*) fail "ssh takes no such name, address or user: $word" ;;
+    esac
+  done
+  for word in "$4" "$5"; do
+    case $word in
+      -* | *[[:cntrl:]]*) fail "ssh takes no such key, or file of one: $word" ;;
+    esac
+  done
+  case $5 in
+    *\"* | *\\*) fail "the path of a key has no quotes and backslashes: $5" ;;
+  esac
 }
 
 # What is declared comes before what the configuration of the person says, as ssh takes the first.
 configure_ssh() {
+  check_words "" "" "" "${KNOWN_AS-}" ""
   {
     reached_by "$HOST" "$SSH_USER" "$SSH_PORT" "$HOST_KEY" "$KEY_FILE"
     if [ -n "$VIA" ]; then
@@ -69,7 +89,7 @@ configure_ssh() {
 root() {
   {
     code=0
-    ssh -F "$work/config" -T "$HOST" "sh -c 'echo skyinfra-answer; if [ \$(id -u) = 0 ]; then exec sh -c \"\$1\"; else exec sudo -n sh -c \"\$1\"; fi' sh '$1'" 2>"$work/error" || code=$?
+    ssh -F "$work/config" -T -- "$HOST" "sh -c 'echo skyinfra-answer; if [ \$(id -u) = 0 ]; then exec sh -c \"\$1\"; else exec sudo -n sh -c \"\$1\"; fi' sh '$1'" 2>"$work/error" || code=$?
     echo "$code" >"$work/code"
   } | {
     while IFS= read -r line && [ "$line" != skyinfra-answer ]; do :; done

@@ -1,10 +1,9 @@
 """The runner as a wheel of the running code: the nodes of a fleet get exactly the code that deployed it first.
 
 The wheel holds the rooms that travel (`runner`, `first_boot`, `mig`, `protocol` and the exceptions) and the decorators
-that modules of tasks use, and needs what they need, in the versions that this machine has: client and workers pickle
-for each other. Where their files' hashes are known, nodes install
-nothing else. The same code gives the same bytes on every machine, because nothing in the archive is compressed: zlib's
-versions differ in what they make.
+that modules of tasks use, and needs what they need, in the versions of this release, with the hashes of their files:
+nodes install nothing else, whatever the machine has that deploys them. The same code gives the same bytes on every
+machine, because nothing in the archive is compressed: zlib's versions differ in what they make.
 """
 
 from __future__ import annotations
@@ -21,12 +20,14 @@ from importlib import metadata
 from pathlib import Path
 
 import skyinfra
-from skyinfra.errors import MissingDependency
+from skyinfra.errors import VersionMismatch
 from skyinfra.node import code
 
 # The imports of the rooms that travel besides the standard library, and those with the same version on both sides.
 NEEDS = ("cloudpickle", "cryptography", "distributed", "nvidia-ml-py")
 _SAME = ("cloudpickle", "dask", "distributed", "msgpack")
+# A client with another version of it is refused by `skyinfra.connect`.
+_REFUSED = "distributed"
 _PYTHON = ">=3.11"
 # Beside this file, and beside the metadata of the wheel.
 REQUIREMENTS = "requirements.txt"
@@ -46,17 +47,16 @@ class Wheel:
 
 @cache
 def wheel() -> Wheel:
-    """The runner of this installation of skyinfra. Raises `MissingDependency` where the versions are not known."""
+    """Returns the runner of this installation of skyinfra."""
     files = dict(code.sources())
-    needs = sorted({f"{name}=={version_of(name)}" for name in (*_SAME, *NEEDS)})
-    known = hashed() or b""
+    needs = sorted({f"{name}=={release()[name]}" for name in (*_SAME, *NEEDS)})
+    known = _hashes()
     digest = code.digest(iter([*files.items(), ("needs", "\n".join(needs).encode() + known)]))
     version = f"{skyinfra.__version__}+{digest[:12]}"
     info = f"skyinfra-{version}.dist-info"
     files[f"{info}/METADATA"] = _metadata(version, needs)
     files[f"{info}/WHEEL"] = b"Wheel-Version: 1.0\nGenerator: skyinfra\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-    if known:
-        files[f"{info}/{REQUIREMENTS}"] = known
+    files[f"{info}/{REQUIREMENTS}"] = known
     files[f"{info}/entry_points.txt"] = b"[console_scripts]\nskyinfra-runner = skyinfra.runner.__main__:main\n"
     files[f"{info}/RECORD"] = _record(files, f"{info}/RECORD")
     content = _archive(files)
@@ -79,36 +79,44 @@ def packed(made: Wheel) -> tuple[str, bytes]:
 
 
 @cache
-def hashed() -> bytes | None:
-    """The requirements of the runner, all of them with the hashes of their files; None where other versions of them
-    are installed here than those whose hashes are known."""
-    here = {f"{name}=={version_of(name)}" for name in (*_SAME, *NEEDS)}
-    return _hashes().encode() if here == set(known_versions()) else None
-
-
-def known_versions() -> tuple[str, ...]:
-    """Returns the requirements whose hashes are known, and theirs: ``cloudpickle==3.1.2``, ..."""
-    wanted = "|".join(sorted({*_SAME, *NEEDS}))
-    return tuple(re.findall(rf"(?m)^(?:{wanted})==[^\s;]+", _hashes()))
-
-
-@cache
-def _hashes() -> str:
-    return Path(__file__).with_name(REQUIREMENTS).read_text(encoding="utf-8")
+def release() -> dict[str, str]:
+    """Returns the versions of the packages that nodes get, by name: those that this release was tested with."""
+    return dict(re.findall(r"(?m)^([a-z0-9-]+)==([^\s;]+)", _hashes().decode()))
 
 
 def pins() -> tuple[str, ...]:
     """Returns the requirements of which client and workers have the same versions: ``cloudpickle==3.1.2``, ..."""
-    return tuple(f"{name}=={version_of(name)}" for name in _SAME)
+    return tuple(f"{name}=={release()[name]}" for name in _SAME)
+
+
+def differing() -> dict[str, tuple[str | None, str]]:
+    """Returns the packages of `pins` of which this machine has another version: its own, or None, and the nodes'."""
+    found = {name: (version_of(name), release()[name]) for name in _SAME}
+    return {name: both for name, both in found.items() if both[0] != both[1]}
+
+
+def check_client() -> None:
+    """Raises `VersionMismatch` where this machine deploys nodes that it can run no tasks on."""
+    here, there = differing().get(_REFUSED, (None, None))
+    if there is not None:
+        raise VersionMismatch(
+            f"the nodes get {_REFUSED} {there}, with which this skyinfra was tested, and this client has {here}",
+            hint=f"pip install '{_REFUSED}=={there}' 'dask=={release()['dask']}'",
+        )
 
 
 @cache
-def version_of(name: str) -> str:
-    """Returns the version of a package that is installed here. Raises `MissingDependency`."""
+def _hashes() -> bytes:
+    return Path(__file__).with_name(REQUIREMENTS).read_bytes()
+
+
+@cache
+def version_of(name: str) -> str | None:
+    """Returns the version of a package that is installed here; None where there is none."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
-        raise MissingDependency(f"{name} is not installed", hint=f"pip install {name}") from None
+        return None
 
 
 def _metadata(version: str, needs: list[str]) -> bytes:

@@ -161,7 +161,7 @@ def carries_runner(deployment: Deployment) -> bool:
 
 
 def versions() -> dict[str, Any]:
-    """The versions of this machine, which the nodes of a fleet that is made now get: of Python, and of the packages.
+    """The versions that the nodes of a fleet that is made now get: the Python of this machine, packages of the release.
 
     They are no part of the user data: a fleet keeps those that it was made with, whoever deploys it later.
     """
@@ -169,8 +169,8 @@ def versions() -> dict[str, Any]:
 
 
 def pins() -> list[str]:
-    """Returns the runner's dependencies in the versions of this machine: client and workers pickle for each other."""
-    return [*runner_wheel.pins(), *(f"{name}=={runner_wheel.version_of(name)}" for name in _TESTED)]
+    """Returns the runner's dependencies in the versions of this release, whatever this machine has."""
+    return [*runner_wheel.pins(), *(f"{name}=={runner_wheel.release()[name]}" for name in _TESTED)]
 
 
 def _oldest_driver(accelerator: NodeAccelerator) -> str | None:

@@ -10,26 +10,28 @@ import sys
 def main() -> None:
     """The console script. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted, 143 terminated."""
     from skyinfra.cli.app import app
+    from skyinfra.console import guarded
     from skyinfra.errors import SkyinfraError
     from skyinfra.terminal import screen
 
-    screen.print_on(sys.stdout)
-    screen.print_on(sys.stderr)
     # As an exception, so that what a command has begun, such as a script on a slot, is ended with it.
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _leave)
-    try:
-        app()
-    except SkyinfraError as error:
-        _explain(error)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
-        sys.exit(130)
-    except Exception as error:  # noqa: BLE001 - the boundary to a person
-        _explain(error)
-        sys.stderr.write("This is a defect of skyinfra. SKYINFRA_DEBUG=1 shows where it happened.\n")
-        sys.exit(1)
+    screen.print_on(sys.stdout)
+    screen.print_on(sys.stderr)
+    with guarded():
+        try:
+            app()
+        except SkyinfraError as error:
+            _explain(error)
+            sys.exit(error.exit_code)
+        except KeyboardInterrupt:
+            sys.stderr.write("interrupted\n")
+            sys.exit(130)
+        except Exception as error:  # noqa: BLE001 - the boundary to a person
+            _explain(error)
+            sys.stderr.write("This is a defect of skyinfra. SKYINFRA_DEBUG=1 shows where it happened.\n")
+            sys.exit(1)
 
 
 def _leave(number: int, _frame: object) -> None:
@@ -39,6 +41,10 @@ def _leave(number: int, _frame: object) -> None:
 def _explain(error: Exception) -> None:
     if os.environ.get("SKYINFRA_DEBUG"):
         raise error
+    from skyinfra.console import own
+    from skyinfra.errors.printable import printable
+
     name = "error" if hasattr(error, "exit_code") else f"unexpected {type(error).__name__}"
     label = f"\x1b[1;31m{name}:\x1b[0m" if sys.stderr.isatty() and not os.environ.get("NO_COLOR") else f"{name}:"
-    sys.stderr.write(f"{label} {error}\n")
+    own(sys.stderr).write(label)
+    sys.stderr.write(f" {printable(str(error))}\n")

@@ -208,10 +208,11 @@ def ssh_line(manifest: Manifest, node: ManifestNode, command: Sequence[str], *, 
     if way is None:
         return None
     at = f"{way.login.user}@" if way.login.user else ""
-    remote = ["--", shlex.join(command)] if command else []
+    remote = [shlex.join(command)] if command else []
     terminal = ["-t"] if command and sys.stdin.isatty() else []
     proxy = ["-o", f"ProxyCommand={shlex.join(way.proxy)}"] if way.proxy else []
-    return ["ssh", *terminal, *way.login.options, *proxy, f"{at}{way.address}", *remote]
+    # Behind the dashes is neither an option, and ssh takes no dashes out of the command there.
+    return ["ssh", *terminal, *way.login.options, *proxy, "--", f"{at}{way.address}", *remote]
 
 
 def _open_way(manifest: Manifest, node: ManifestNode, user: str | None) -> Way | None:
@@ -243,7 +244,10 @@ def _by_the_cloud(manifest: Manifest, node: ManifestNode, user: str | None) -> W
     if via is not None and via.kind == "ssh":
         return Way(node.address, Login(user, via=f"{via.target}:{via.port}" if via.port else via.target))
     if via is not None and via.kind == "iap":
-        place = [*(["--zone", node.zone] if node.zone else []), *(["--project", via.project] if via.project else [])]
+        place = [
+            *([f"--zone={node.zone}"] if node.zone else []),
+            *([f"--project={via.project}"] if via.project else []),
+        ]
         return Way(node.name, login, ("gcloud", "compute", "start-iap-tunnel", node.name, "%p", *_STDIO, *place))
     line = session_line(manifest, node, ())
     if line is None:
@@ -256,13 +260,13 @@ def session_line(manifest: Manifest, node: ManifestNode, command: Sequence[str])
     if manifest.provider != "aws" or not node.id:
         return None
     # A zone is its region with a letter.
-    region = ["--region", node.zone[:-1]] if node.zone else []
+    region = [f"--region={node.zone[:-1]}"] if node.zone else []
     remote = (
         ["--document-name", "AWS-StartInteractiveCommand", "--parameters", f"command={shlex.join(command)}"]
         if command
         else []
     )
-    return ["aws", "ssm", "start-session", "--target", node.id, *region, *remote]
+    return ["aws", "ssm", "start-session", f"--target={node.id}", *region, *remote]
 
 
 def _head(manifest: Manifest) -> ManifestNode:

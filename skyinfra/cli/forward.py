@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from skyinfra.blobs.store import in_words
-from skyinfra.cli.options import Fleet, OnNode, OnProfile, exit_code
+from skyinfra.cli.options import Fleet, OnNode, OnProfile, exit_code, write
 from skyinfra.errors import InvalidField, InvalidManifest, MissingDependency, NotSupported, counted
 from skyinfra.notebook import serve_jupyter
 from skyinfra.program.views import FILES_FOLDER
@@ -148,7 +148,7 @@ class _Jupyter:
         """Takes a line of the program's output: what it says for people, or where it listens."""
         found = serve_jupyter.read(line) if stream == "stdout" else None
         if found is None:
-            sys.stderr.write(f"{line}\n")
+            write("stderr", f"{line}\n")
             return
         self._node, remote, path = found
         forward = _forward(self._pool, self._node, remote, self._port)

@@ -13,7 +13,7 @@ from rich.markup import escape
 
 from skyinfra.blobs import copies
 from skyinfra.cli.notify import named_secret, named_target, notify_of_job, targets
-from skyinfra.cli.options import Fleet, JobName, Json, Lines, Notify, Wide, errors_name_options, exit_code
+from skyinfra.cli.options import Fleet, JobName, Json, Lines, Notify, Wide, errors_name_options, exit_code, write
 from skyinfra.deploy.kept import keep_now, kept_jobs
 from skyinfra.errors import (
     FleetNotDeployed,
@@ -123,7 +123,7 @@ def _kept_log(fleet: str, job: str, lines: int, error: SkyinfraError) -> None:
     why = _why(not isinstance(error, FleetUnreachable))
     note = f"; {found.note}" if found.note else "" if text else "; it has printed nothing"
     sys.stderr.write(f"job {found.info.name}: {found.info.state}, kept {_date(found.kept)}, {why}{note}\n")
-    sys.stdout.write(text)
+    write("stdout", text)
 
 
 def _why(gone: bool) -> str:
@@ -266,7 +266,7 @@ def _print_result(job: Job[Any], timeout: float | None, *, as_json: bool) -> Non
     value = job.result(timeout)
     if not as_json:
         if value is not None:
-            sys.stdout.write(f"{value if isinstance(value, str) else repr(value)}\n")
+            write("stdout", f"{value if isinstance(value, str) else repr(value)}\n")
         return
     try:
         tables.print_json(value)
@@ -332,6 +332,5 @@ class _Printer:
         if found is None:
             return False
         self._offset = found["offset"]
-        sys.stdout.write(found["text"])
-        sys.stdout.flush()
+        write("stdout", found["text"])
         return bool(found["text"])

@@ -11,9 +11,10 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from skyinfra.cli.options import Fleet, Json, Lines, NodeName, Wide
+from skyinfra.cli.options import Fleet, Json, Lines, NodeName, Wide, write
 from skyinfra.deploy.cost import running_cost
 from skyinfra.errors import InvalidField, NodeError, counted
+from skyinfra.errors.printable import printable
 from skyinfra.protocol import questions
 from skyinfra.protocol.findings import Finding
 from skyinfra.protocol.readings import SlotReading
@@ -294,5 +295,4 @@ def _print_logs(answers: dict[str, Any], *, alone: bool) -> None:
             sys.stderr.write(f"{name}: {answer.message}\n")
             continue
         for line in answer["text"].splitlines():
-            sys.stdout.write(f"{line}\n" if alone else f"{name}: {line}\n")
-    sys.stdout.flush()
+            write("stdout", f"{line}\n" if alone else f"{printable(name)}: {line}\n")

@@ -15,6 +15,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from skyinfra.console import write_output
 from skyinfra.errors import DeclarationError
 from skyinfra.terminal import help as helping
 from skyinfra.terminal import screen
@@ -130,9 +131,7 @@ def errors_name_options() -> Iterator[None]:
 
 def write(stream: str, text: str) -> None:
     """Writes what a program printed on ``stdout`` or ``stderr`` to ours, at once."""
-    target = sys.stderr if stream == "stderr" else sys.stdout
-    target.write(text)
-    target.flush()
+    write_output(sys.stderr if stream == "stderr" else sys.stdout, text)
 
 
 def can_be_asked(verb: str) -> None:

@@ -12,6 +12,7 @@ from rich.markup import escape
 from skyinfra.bootstrap import FORMS, Form, bundled, clusters, converted, runner_wheel, steps
 from skyinfra.bootstrap import sizes as sizes_of
 from skyinfra.cli.options import Json, Wide
+from skyinfra.cli.stacks import show_differing
 from skyinfra.errors import InvalidField, NotSupported, ProjectError, at, written
 from skyinfra.providers import read
 from skyinfra.terminal import tables
@@ -83,6 +84,7 @@ def render(
         for path, size in (row["parts"] if sizes else {}).items():
             made.add_row("", f"  {path}", "", str(size))
     tables.console().print(made)
+    show_differing()
     if cluster is not None:
         return
     for kind in sorted({pool["provider"] for each in selected for pool in each.pools}):

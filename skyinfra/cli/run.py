@@ -36,6 +36,7 @@ from skyinfra.errors import (
     InvalidField,
     InvalidInclude,
     NotSupported,
+    check_mapping,
     did_you_mean,
 )
 from skyinfra.protocol.jobs import KEEPING, WRITTEN, Written, check_name
@@ -102,6 +103,7 @@ class ScriptOptions:
             if not given and name.strip() not in os.environ:
                 raise InvalidField("this shell has no such variable", field="--env", given=name)
             found[name.strip()] = value if given else os.environ[name.strip()]
+        check_mapping("--env", found)
         return found
 
     def named_secrets(self) -> list[Secret]:

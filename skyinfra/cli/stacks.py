@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, nullcontext
@@ -65,11 +66,21 @@ def synthesize(name: str | None, project: Project | None = None) -> SynthesizedS
         for cidr in {"0.0.0.0/0", "::/0"} & set(inputs.get("allow_cidrs", ())):
             text = f"{name}: allow_cidrs lets all of the internet ({cidr}) reach the port of the head's scheduler."
             tables.console(to_stderr=True).print(f"[yellow]{text}[/] Name the networks that you use.", soft_wrap=True)
-    if any(inputs.get("runner_file") for inputs in stack.modules.values()) and runner_wheel.hashed() is None:
-        text = "Nodes of a fleet that is made now check no hashes of what the runner needs: known are those of"
-        known = ", ".join(runner_wheel.known_versions())
-        tables.console(to_stderr=True).print(f"[yellow]{text}[/] {known}.", soft_wrap=True)
+    if any(inputs.get("runner_file") for inputs in stack.modules.values()):
+        show_differing()
     return stack
+
+
+def show_differing() -> None:
+    """Prints which packages nodes get in other versions than this machine has."""
+    other = runner_wheel.differing()
+    if not other:
+        return
+    text = "Nodes of a fleet that is made now get versions that this machine does not have:"
+    each = "; ".join(f"{name} {there}, here {here or 'none'}" for name, (here, there) in other.items())
+    todo = shlex.join(["pip", "install", *(f"{name}=={there}" for name, (_, there) in other.items())])
+    out = tables.console(to_stderr=True)
+    out.print(f"[yellow]{text}[/] {escape(each)}. To run tasks from here: {escape(todo)}", soft_wrap=True)
 
 
 def show_orphans(orphans: Iterable[Orphan], *, to_stderr: bool = False) -> None:
@@ -325,7 +336,7 @@ def show_fleets(stack: SynthesizedStack) -> None:
         nodes = counted(manifest.node_count, "node")
         slots = counted(len(manifest.slots) * manifest.node_count, "slot")
         mark = tables.simulated_mark(manifest.simulated)
-        out.print(f"{manifest.fleet}: {nodes}, {slots}{mark}, head {manifest.head}")
+        out.print(f"{manifest.fleet}: {nodes}, {slots}{mark}, head {escape(str(manifest.head))}")
 
 
 def wait_for_nodes(stack: SynthesizedStack, patience: float, on_event: Callable[..., None] | None = None) -> None:

@@ -294,12 +294,15 @@ def _print_stack(status: dict[str, Any]) -> None:
             continue
         mark = tables.simulated_mark(pool["simulated"])
         head = f"{pool['head']['address']}:{pool['head']['port']}"
-        out.print(f"[bold]{pool['fleet']}[/] on {pool['provider']}{mark}, head {head}")
+        out.print(f"[bold]{pool['fleet']}[/] on {pool['provider']}{mark}, head {escape(head)}")
         if pool["problem"]:
             out.print(f"[red]{escape(pool['problem'])}[/]")
         if pool["upgrade"]:
             text = f"Its runner is {pool['runner'] or 'older'}, that of this skyinfra {pool['upgrade']}."
-            out.print(f"{text} What it knows works; `skyinfra upgrade {pool['fleet']}` brings it here.", soft_wrap=True)
+            out.print(
+                f"{escape(text)} What it knows works; `skyinfra upgrade {pool['fleet']}` brings it here.",
+                soft_wrap=True,
+            )
         for node in pool["nodes"]:
             if node["failed"]:
                 out.print(f"[red]{escape(_failure(node))}[/]")
@@ -317,9 +320,9 @@ def _print_stack(status: dict[str, Any]) -> None:
                     node["name"] + (" (head)" if node["head"] else ""),
                     str(slot["worker"]),
                     slot["kind"] or "",
-                    f"{slot['accelerator']}{mark}" if slot["accelerator"] else "",
-                    _profile(slot),
-                    slot["uuid"] or "",
+                    escape(f"{slot['accelerator']}{mark}" if slot["accelerator"] else ""),
+                    escape(_profile(slot)),
+                    escape(slot["uuid"] or ""),
                     _state(slot),
                     escape(", ".join(f"{task['name']} {tables.span(task['seconds'])}" for task in slot["tasks"])),
                 )

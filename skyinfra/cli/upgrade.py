@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from skyinfra.cli.options import Fleet, Yes, can_be_asked
 from skyinfra.cli.stacks import synthesize
@@ -77,7 +78,8 @@ def _show(fleet: str, found: dict[str, Running], version: str | None) -> None:
     """Prints which runner each node has."""
     made = tables.table("NODE", "RUNNER", "")
     for node, each in found.items():
-        made.add_row(node, each.version or "older", "" if each.version == version else each.problem or "")
+        problem = "" if each.version == version else each.problem or ""
+        made.add_row(node, escape(each.version or "older"), escape(problem))
     tables.console().print(made)
     if version is not None and all(each.version == version for each in found.values()):
         typer.echo(f"{fleet}: every node has the runner of this skyinfra, {version}")

@@ -111,8 +111,8 @@ class Dashboard(Listener):
         async def back() -> None:
             nonlocal answer
             while (data := await services.dashboard_receive(head, number=number, wait_s=_WAIT_S)) is not None:
+                writer.write(data if answer else _unframed(data))
                 answer = answer or data
-                writer.write(data)
                 await writer.drain()
 
         try:
@@ -120,6 +120,14 @@ class Dashboard(Listener):
                 await _until_one_ends(there(), back())
         finally:
             await services.dashboard_close(head, number=number)
+
+
+def _unframed(data: bytes) -> bytes:
+    """Returns the begin of a page of the scheduler with the header that no other page may show it within itself."""
+    first, end, rest = data.partition(b"\r\n")
+    if not end or data.startswith(_SWITCHED):
+        return data
+    return first + end + b"Content-Security-Policy: frame-ancestors 'none'\r\n" + rest
 
 
 async def _until_one_ends(*copying: Coroutine[Any, Any, None]) -> None:

@@ -18,7 +18,7 @@ from typing import Any, ParamSpec, TypedDict, TypeVar
 from skyinfra.client import gangs, ranks
 from skyinfra.client.ranks import Launch, Lines, Received
 from skyinfra.errors import InvalidField, NotSupported, check_kind, check_options, counted, did_you_mean
-from skyinfra.protocol.calls import PROGRAM_GRACE_S
+from skyinfra.protocol.calls import PROGRAM_GRACE_S, SecretUse
 from skyinfra.protocol.gang import Framework, RankEnd, Work
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import Manifest, ManifestNode
@@ -176,6 +176,18 @@ def _misplaced(name: str, where: str, known: Sequence[str]) -> InvalidField:
     return InvalidField(f"no option of {where}", field=name, hint=hint)
 
 
+def _variables_alone(uses: tuple[SecretUse, ...]) -> tuple[SecretUse, ...]:
+    """Returns the secrets of ranks, which are programs. Raises `NotSupported` where one is to be in no environment."""
+    for use in uses:
+        if use.held:
+            raise NotSupported(
+                "ranks, and tasks of several slots, have their secrets as variables",
+                field=f"secret {use.name}",
+                hint="Name it without environment=False, or read it in a task of one slot.",
+            )
+    return uses
+
+
 def send_to_several(fleet: Fleet, shipment: pickling.Shipment, target: Target) -> Future[Any]:
     """Ships a task that takes several slots of one node."""
     settings = shipment.settings
@@ -191,7 +203,7 @@ def send_to_several(fleet: Fleet, shipment: pickling.Shipment, target: Target) -
         settings=settings,
         key=shipment.key,
         included=shipment.included,
-        secrets=shipment.uses,
+        secrets=_variables_alone(shipment.uses),
         env=fleet.variables(settings.env),
     )
     inner = fleet.in_loop_soon(gangs.run_task(fleet, launch))
@@ -361,7 +373,7 @@ class Sender:
             timeout,
             settings,
             included=included,
-            secrets=fleet.secrets.uses(named),
+            secrets=_variables_alone(fleet.secrets.uses(named)),
         )
         launch = replace(launch, nodes=ranks.nodes_of(self.manifest, launch))
         return Gang(fleet, launch, on_line)

@@ -6,8 +6,13 @@ import fcntl
 import os
 import subprocess
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
+from skyinfra.errors import InvalidManifest
+from skyinfra.protocol import _schema
+from skyinfra.protocol._schema import EngineHost, Name
 from skyinfra.protocol.manifest import Manifest
 from skyinfra.terraform.synthesized import SynthesizedStack
 
@@ -64,12 +69,35 @@ def _containers(stack: SynthesizedStack, name: str, manifest: Manifest) -> Itera
     for node in manifest.nodes:
         if node.name not in made:
             continue
-        variables = {**made[node.name]["engine"], "CONTAINER": made[node.name]["container"]}
+        variables = _variables(made[node.name])
         script = stack.folder / str(module["source"]) / "node.sh"
         asked = ["sh", str(script), "running"]
         done = subprocess.run(asked, env={**os.environ, **variables}, stdin=subprocess.DEVNULL, capture_output=True)
         if done.returncode != 0:
             yield _address(name, node.name, head=node.head)
+
+
+@dataclass(frozen=True)
+class _Engine:
+    """The engine of a container. Any other variable, such as PATH, would decide which program runs here."""
+
+    ENGINE: Literal["docker", "podman"]
+    HOST: EngineHost | None
+
+
+@dataclass(frozen=True)
+class _Container:
+    """The variables of ``node.sh`` for a container, as the state has them."""
+
+    engine: _Engine
+    container: Name
+
+
+def _variables(made: dict[str, Any]) -> dict[str, str]:
+    """Returns the variables of ``node.sh``. Raises `InvalidManifest`."""
+    given = {"engine": made.get("engine"), "container": made.get("container")}
+    read = _schema.read(_Container, given, path="state", error=InvalidManifest)
+    return {"ENGINE": read.engine.ENGINE, "HOST": read.engine.HOST or "", "CONTAINER": read.container}
 
 
 def _address(pool: str, node: str, *, head: bool) -> str:

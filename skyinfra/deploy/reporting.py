@@ -7,11 +7,15 @@ import re
 import time
 from collections.abc import Callable, Collection
 from types import TracebackType
+from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from skyinfra.console import console as clean_console
 from skyinfra.terraform.text import Event
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _DONE = {"create": "created", "update": "updated", "delete": "destroyed", "replace": "replaced", "read": "read"}
 
@@ -38,7 +42,7 @@ class Reporter:
         on_event: Callable[[Event], object] | None = None,
         line: Line | None = None,
     ) -> None:
-        self.console = console or (line.console if line is not None else Console(stderr=True))
+        self.console = console or (line.console if line is not None else clean_console(to_stderr=True))
         self.line = line
         self.title = title
         self.total = total
@@ -51,7 +55,7 @@ class Reporter:
         if self.console.is_terminal and self.line is None:
             self._bar = Progress(
                 SpinnerColumn(),
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 BarColumn(),
                 MofNCompleteColumn(),
                 TimeElapsedColumn(),
@@ -109,7 +113,7 @@ class Line:
 
     def __init__(self, name: str, console: Console | None = None) -> None:
         self._name = name
-        self.console = console or Console(stderr=True)
+        self.console = console or clean_console(to_stderr=True)
         self._began = time.monotonic()
         self._about = ""
         self._bar: Progress | None = None

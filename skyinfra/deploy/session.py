@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from skyinfra.bootstrap import runner_wheel
+from skyinfra.bootstrap.steps import carries_runner
 from skyinfra.compiler import compile_pools
 from skyinfra.deploy.apply import carry_out, hint_for
 from skyinfra.deploy.cost import cost_of
@@ -75,7 +77,9 @@ class Session:
 
     def open(self) -> Pool:
         """Deploys the pool and connects to it. After any failure on the way, it destroys the created resources."""
-        compile_pools([self.pool], self.stack)
+        (deployment,) = compile_pools([self.pool], self.stack)
+        if carries_runner(deployment):
+            runner_wheel.check_client()
         find_program()
         self._acquire()
         self._catch_termination()

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from skyinfra.errors.printable import printable
 from skyinfra.protocol.findings import Finding
 
 _MARKS = {"ok": "ok", "wrong": "WRONG", "unknown": "?"}
@@ -30,7 +31,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({"findings": [finding.to_json() for finding in findings]}, indent=2))
     else:
-        print(_text(findings))
+        print(printable(_text(findings)))
     return 1 if any(finding.result == "wrong" for finding in findings) else 0
 
 

@@ -20,6 +20,7 @@ from datetime import timedelta
 from http import HTTPStatus
 from urllib.parse import urlsplit
 
+from skyinfra.engine import outgoing
 from skyinfra.errors import InvalidField
 from skyinfra.protocol.jobs import JobInfo
 
@@ -109,24 +110,26 @@ def _webhook(url: str) -> Webhook:
         raise InvalidField("is not the address of a webhook", field="notify", hint=hint)
     if parts.username is not None or parts.scheme not in ("https", "http"):
         raise InvalidField("expected https://HOST/PATH, without a user", field="notify", given=host, hint=hint)
+    if outgoing.forbidden(host):
+        raise InvalidField("leads to where machines have their credentials", field="notify", given=host, hint=hint)
     if parts.scheme == "http" and not _near(host):
         raise InvalidField("the way to it is not encrypted", field="notify", given=host, hint=hint)
     return Webhook(url, host)
 
 
 def _near(host: str) -> bool:
-    """Whether *host* is this machine, or an address of a private network. Link-local ones, as of metadata, are not."""
+    """Returns whether *host* is this machine, or an address of a private network."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
         return host == "localhost"
-    return address.is_private and not address.is_link_local and not address.is_unspecified
+    return address.is_private
 
 
 def post(webhook: Webhook, notice: Notice) -> str | None:
     """Sends *notice*, up to three times; returns why it did not arrive, without the address, or None.
 
-    Blocks for some 35 seconds at most. Certificates are checked; no redirect is followed.
+    Blocks for some 35 seconds at most. Certificates are checked; no redirect is followed; see `outgoing`.
     """
     problem, again = _post_once(webhook, notice)
     for pause in _PAUSES_S:
@@ -137,17 +140,12 @@ def post(webhook: Webhook, notice: Notice) -> str | None:
     return problem
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_: object) -> None:
-        return None
-
-
 def _post_once(webhook: Webhook, notice: Notice) -> tuple[str | None, bool]:
     """Returns why it failed, and whether it may pass. Messages of errors may hold the address, and are not shown."""
     headers = {"Content-Type": "application/json; charset=utf-8", "User-Agent": "skyinfra"}
     request = urllib.request.Request(webhook.url, notice.body(), headers, method="POST")  # noqa: S310
     try:
-        with urllib.request.build_opener(_NoRedirect).open(request, timeout=_ANSWER_S):
+        with outgoing.open_request(request, _ANSWER_S):
             return None, False
     except urllib.error.HTTPError as answer:
         answer.close()
@@ -155,6 +153,8 @@ def _post_once(webhook: Webhook, notice: Notice) -> tuple[str | None, bool]:
         return f"answered {answer.code}{redirect}", answer.code >= 500 or answer.code == HTTPStatus.TOO_MANY_REQUESTS
     except Exception as error:  # noqa: BLE001 - a notification that fails fails nothing else
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        if isinstance(reason, outgoing.AddressRefused):
+            return f"its address {reason}", False
         if isinstance(reason, ssl.SSLCertVerificationError):
             return f"its certificate is not valid: {reason.verify_message}", False
         if isinstance(reason, TimeoutError):

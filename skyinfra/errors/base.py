@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 
+from skyinfra.errors.printable import printable
+
 
 class SkyinfraError(Exception):
     """Base of every error that skyinfra raises on purpose.
@@ -14,6 +16,8 @@ class SkyinfraError(Exception):
     field: path of the declared field or the file it is about, such as ``pools[0].accelerator.mig``.
     given: what was found there; shown with ``repr``. Never a secret.
     hint: what would work.
+
+    As text it is `printable`: parts of it may come from a node, a task or a cloud.
     """
 
     exit_code = 1
@@ -33,7 +37,7 @@ class SkyinfraError(Exception):
             text += f" (given: {self.given!r})"
         if self.hint:
             text += f"\n{self.hint}"
-        return text
+        return printable(text)
 
     def at(self, field: str) -> SkyinfraError:
         """Puts *field* in front of the error's path, for a caller that knows more of it. Returns the error."""

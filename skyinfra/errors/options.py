@@ -13,6 +13,9 @@ from skyinfra.errors.peers import meant
 P = ParamSpec("P")
 R = TypeVar("R")
 
+# Variables of ours that are for users to set: tracebacks of commands, and how ranks of JAX meet.
+_OF_USERS = ("SKYINFRA_DEBUG", "SKYINFRA_JAX_DISTRIBUTED")
+
 
 def nearest(name: str, known: Collection[str], *, of: str) -> str:
     """Returns what the unknown *name* of *of* means, to begin a hint: it is another tool's word, or misspelled."""
@@ -43,12 +46,26 @@ def check_kind(field: str, value: object, kind: type[Any] | tuple[type[Any], ...
         raise InvalidField(f"expected {words}", field=field, given=value)
 
 
+def is_ours(variable: str) -> bool:
+    """Returns whether the runner alone sets *variable*: it says where files, slots and secrets of a task are."""
+    return variable.startswith("SKYINFRA_") and variable not in _OF_USERS
+
+
 def check_mapping(field: str, value: object) -> None:
-    """Raises `InvalidField` unless *value* maps strings to strings, as the variables of a process are."""
+    """Raises `InvalidField` unless *value* is variables for a process: strings by strings, and none that `is_ours`."""
     pairs = value.items() if isinstance(value, Mapping) else [(value, None)]
     for name, text in pairs:
         if not isinstance(name, str) or not isinstance(text, str):
             raise InvalidField("expected variables, such as {'NAME': 'value'}", field=field, given=name)
+        if not name or "=" in name or "\0" in name or "\0" in text:
+            raise InvalidField("no process can have such a variable", field=field, given=name)
+        if is_ours(name):
+            raise InvalidField(
+                "the runner sets this variable",
+                field=field,
+                given=name,
+                hint="Give yours another name than SKYINFRA_...",
+            )
 
 
 def refuses_unknown_options(of: str) -> Callable[[Callable[P, R]], Callable[P, R]]:

@@ -14,6 +14,8 @@ import uuid
 from dataclasses import dataclass
 from html import escape
 
+from skyinfra.errors.printable import printable
+
 # Seconds between two updates of a display.
 _EVERY_S = 0.2
 # More bars than that are counted.
@@ -53,6 +55,7 @@ class CellBars:
 
     def show(self, key: str, described: str, done: float, total: float | None, line: str) -> None:
         """Moves the bar of *key*. described: its text without numbers."""
+        line = printable(line)
         with self._lock:
             if self._over:
                 self._rows, self._over = {}, False

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
+from html import escape as html_escape
 
 from skyinfra.accelerators import catalog
 from skyinfra.errors import SkyinfraError
+from skyinfra.errors.printable import printable
 from skyinfra.mig.drawing import Picture, picture
 from skyinfra.mig.geometry import geometry
 from skyinfra.mig.grid import Layout, layout_text, together
@@ -114,3 +115,8 @@ def _counted(words: Counter[str]) -> str:
 
 def _of(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def escape(text: str) -> str:
+    """Returns *text*, which a node may have sent, for HTML."""
+    return html_escape(printable(text))

@@ -12,6 +12,7 @@ from importlib import resources
 from typing import Any, Protocol
 
 from skyinfra.errors import NodeError, SkyinfraError
+from skyinfra.errors.printable import printable_tree, undressed
 from skyinfra.protocol import questions
 from skyinfra.protocol.fleet import FleetState
 from skyinfra.protocol.instance import InstanceInfo
@@ -29,7 +30,8 @@ _FILES = {
 }
 # Nothing of another host, nothing inline: what a task prints cannot become part of the page.
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'"
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'"
 )
 
 
@@ -99,7 +101,7 @@ def answer(asked: Asked, path: str, query: Mapping[str, Sequence[str]], price: s
 
 
 def _document(value: Mapping[str, object], status: int = 200) -> Answer:
-    return Answer(status, "application/json", json.dumps(value).encode())
+    return Answer(status, "application/json", json.dumps(printable_tree(value)).encode())
 
 
 def state(asked: Asked, price: str = "") -> dict[str, object]:
@@ -178,4 +180,4 @@ def log(asked: Asked, node: str, task: str) -> dict[str, object]:
     """Returns the last lines of what the task printed, or of the runner of *node*. Raises `NodeError`."""
     source = "task" if task else "runner"
     found = asked.ask(node, questions.LOG, wait_s=_WAIT_S, source=source, task=task, lines=_LINES)
-    return {"node": node, "task": task, "text": str(found["text"]) if found is not None else ""}
+    return {"node": node, "task": task, "text": undressed(str(found["text"])) if found is not None else ""}

@@ -2,8 +2,9 @@
 
 A document is a tree of frozen dataclasses. ``read`` builds it from parsed JSON and refuses unknown keys, missing
 keys and wrong kinds with the path of the field; ``write`` is its inverse. Annotations understood: ``str``, ``int``,
-``float``, ``bool``, ``X | None``, ``tuple[X, ...]``, ``dict[str, X]``, ``Literal[...]`` and dataclasses. An error
-shows the value that was found only where no secret can be in it: no collections, and no field with ``repr=False``.
+``float``, ``bool``, ``X | None``, ``tuple[X, ...]``, ``dict[str, X]``, ``Literal[...]``, dataclasses, and the forms of
+texts below. An error shows the value that was found only where no secret can be in it: no collections, and no field
+with ``repr=False``.
 """
 
 from __future__ import annotations
@@ -11,15 +12,68 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import re
 import types
 import typing
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 from skyinfra.errors import SkyinfraError, did_you_mean
 
 T = TypeVar("T")
+
+
+# Forms -------------------------------------------------------------------------------------------------------------
+# Of texts that become words of a command line, paths, lines of a configuration. A document may come from anybody: a
+# manifest by mail, the state of a stack, a head that was taken over. None of these begins with a dash, which a program
+# would take for an option (CVE-2017-1000117, git; CVE-2023-51385, OpenSSH), and none has what a shell, a configuration
+# of ssh or a terminal takes for something else.
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """The form of a text. called: in words, for an error."""
+
+    pattern: re.Pattern[str]
+    called: str
+
+    def has(self, text: str) -> bool:
+        """Returns whether *text* has this form."""
+        return self.pattern.fullmatch(text) is not None
+
+
+def _form(pattern: str, called: str) -> Form:
+    return Form(re.compile(pattern, re.ASCII), called)
+
+
+_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}"
+# Of IPv6, also with a zone or in brackets.
+_HOST = r"[A-Za-z0-9_:\[][A-Za-z0-9_.:%\[\]-]{0,252}"
+_USER = r"[A-Za-z0-9_][A-Za-z0-9_.@+-]{0,252}\$?"
+
+Name = Annotated[str, _form(_NAME, "a name of letters, digits, dots, dashes and underscores")]
+SlotName = Annotated[str, _form(rf"{_NAME}/[0-9]{{1,6}}", "the name of a slot, NODE/INDEX")]
+# Empty while it is not known.
+Address = Annotated[str, _form(rf"({_HOST})?", "a host name or an address")]
+User = Annotated[str, _form(_USER, "the name of a user")]
+# USER@HOST:PORT, as `ssh -J` and `ssh` take it; the instance of a cloud.
+Target = Annotated[str, _form(rf"({_USER}@)?{_HOST}", "[USER@]HOST, or the name of a machine")]
+# Of a cloud: an instance, one of its zones, projects. Slashes and colons are in those of some, addresses of files in
+# none: the AWS CLI reads the file that an argument names with file://.
+Identity = Annotated[
+    str, _form(r"(?!.*://)([A-Za-z0-9/_][A-Za-z0-9._:/@+=~-]*)?", "an id of letters, digits and ._:/@+=~-")
+]
+Place = Annotated[str, Form(re.compile(r"(\w[\w ._:,'()+-]*)?"), "a zone of letters, digits and ._:,'()+-")]
+# What a configuration of ssh may have between quotes.
+FilePath = Annotated[str, _form(r'(?!-)[^"\\\x00-\x1f\x7f]+', "a path without quotes and backslashes")]
+# The engine of containers of another machine, or its socket here; empty is what its program takes.
+EngineHost = Annotated[
+    str, _form(r"(?!.*(//|@)-)(ssh://[A-Za-z0-9._@:\[\]/-]+|unix:///\S+)?", "an address such as ssh://me@host")
+]
+Port = Annotated[int, range(0, 65536)]
+
+# Documents ---------------------------------------------------------------------------------------------------------
 
 
 def _text_of(path: Path) -> str:
@@ -126,7 +180,7 @@ def _fields(kind: type) -> tuple[tuple[str, str, bool], ...]:
 
 @functools.cache
 def _hints(kind: type) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
+    return typing.get_type_hints(kind, include_extras=True)
 
 
 def _read(kind: Any, value: object, path: str, error: type[SkyinfraError]) -> object:
@@ -138,20 +192,37 @@ def _read(kind: Any, value: object, path: str, error: type[SkyinfraError]) -> ob
             return None
         inner = [option for option in typing.get_args(kind) if option is not type(None)]
         return _read(inner[0], value, path, error)
+    if origin is typing.Annotated:
+        inner, form = typing.get_args(kind)
+        return _checked(inner, form, value, path, error)
     if origin is tuple:
         items = _expect(list, value, path, error)
         inner_kind = typing.get_args(kind)[0]
         return tuple(_read(inner_kind, item, f"{path}[{i}]", error) for i, item in enumerate(items))
     if origin is dict:
         mapping = _expect(dict, value, path, error)
-        inner_kind = typing.get_args(kind)[1]
-        return {key: _read(inner_kind, item, f"{path}.{key}", error) for key, item in mapping.items()}
+        key_kind, inner_kind = typing.get_args(kind)
+        return {
+            typing.cast(str, _read(key_kind, key, path, error)): _read(inner_kind, item, f"{path}.{key}", error)
+            for key, item in mapping.items()
+        }
     if origin is typing.Literal:
         allowed = typing.get_args(kind)
         if value not in allowed:
             raise error("not one of the allowed values", field=path, given=value, hint=f"Allowed: {allowed}")
         return value
     return _expect(kind, value, path, error)
+
+
+def _checked(kind: Any, form: Form | range, value: object, path: str, error: type[SkyinfraError]) -> object:
+    found = _read(kind, value, path, error)
+    if isinstance(form, Form):
+        right, wanted = form.has(typing.cast(str, found)), form.called
+    else:
+        right, wanted = found in form, f"a number from {form.start} to {form.stop - 1}"
+    if not right:
+        raise error(f"expected {wanted}", field=path, given=found)
+    return found
 
 
 def _expect(kind: type[T], value: object, path: str, error: type[SkyinfraError]) -> T:

@@ -52,12 +52,19 @@ class Part:
 class SecretUse:
     """A secret of a task: the *variable* that holds its value, its name, and the reference that the head knows it by.
 
-    The reference begins with its owner, the topic of a client or the id of a job, and says nothing of the value.
+    The reference begins with its owner, the topic of a client or the id of a job, and says nothing of the value. held:
+    the value stands in no environment; *variable* is its name then.
     """
 
     variable: str
     name: str
     ref: str
+    held: bool = False
+
+    def to_json(self) -> dict[str, object]:
+        """As JSON. Earlier nodes know nothing of what came later."""
+        fields = asdict(self)
+        return fields if self.held else {name: value for name, value in fields.items() if name != "held"}
 
 
 @dataclass(frozen=True)
@@ -92,7 +99,8 @@ class Header:
     def dumps(self) -> bytes:
         """One line of JSON. Earlier nodes know nothing of what came later, and get no word of what is not used."""
         late = {name for name in ("secrets", "env", "workdir", "fresh", "stream") if not getattr(self, name)}
-        return json.dumps({name: value for name, value in asdict(self).items() if name not in late}).encode()
+        given = asdict(self) | {"secrets": [each.to_json() for each in self.secrets]}
+        return json.dumps({name: value for name, value in given.items() if name not in late}).encode()
 
     @classmethod
     def loads(cls, data: bytes) -> Header:

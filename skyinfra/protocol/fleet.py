@@ -14,6 +14,7 @@ from skyinfra import mig
 from skyinfra.errors import InvalidManifest, InvalidNodeConfig
 from skyinfra.mig import Follow, Layout, follow
 from skyinfra.protocol import _schema
+from skyinfra.protocol._schema import Name, SlotName
 
 VERSION = 1
 # Of what a head and its clients say to one another, names of modules in pickles included. Raise it with either.
@@ -71,7 +72,7 @@ class LayoutChange:
     """Another layout that the head chose for one GPU: when (seconds since 1970), from which profiles, and why."""
 
     at: float
-    node: str
+    node: Name
     gpu: int
     before: str
     layout: str
@@ -114,10 +115,10 @@ class FleetState(_schema.Document, error=InvalidManifest, source="head", version
     """
 
     version: int
-    slots: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    draining: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    failed: dict[str, NodeFailure] = field(default_factory=dict)
-    out_of_service: dict[str, str] = field(default_factory=dict, metadata={"before": "leaving"})
-    behind: tuple[str, ...] = ()
+    slots: dict[Name, tuple[SlotName, ...]] = field(default_factory=dict)
+    draining: dict[SlotName, tuple[str, ...]] = field(default_factory=dict)
+    failed: dict[Name, NodeFailure] = field(default_factory=dict)
+    out_of_service: dict[Name, str] = field(default_factory=dict, metadata={"before": "leaving"})
+    behind: tuple[Name, ...] = ()
     follow: FollowState | None = field(default=None, metadata={"later": True})
     secrets: dict[str, str] = field(default_factory=dict, metadata={"later": True})

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from skyinfra.errors import InvalidNodeConfig, NotInTask
 from skyinfra.mig import Compute, Placement, gpu_profile
 from skyinfra.protocol import _schema
+from skyinfra.protocol._schema import Name, SlotName
 from skyinfra.protocol.manifest import SlotKind
 
 VARIABLE = "SKYINFRA_SLOT"
@@ -48,9 +49,9 @@ class InstanceInfo(_schema.Document, error=InvalidNodeConfig, source=VARIABLE):
     this one began, this one counted; None for one that has its memory alone.
     """
 
-    node: str
+    node: Name
     worker: int
-    slot: str
+    slot: SlotName
     kind: SlotKind
     fleet: str
     profile: str | None = None

@@ -8,6 +8,7 @@ from typing import Literal
 
 from skyinfra.errors import InvalidField, NodeError, TaskTooLarge
 from skyinfra.protocol import _schema
+from skyinfra.protocol._schema import Name, SlotName
 from skyinfra.protocol.calls import Header
 from skyinfra.protocol.readings import Figures
 
@@ -83,8 +84,8 @@ class JobInfo(_schema.Document, error=NodeError, source="job"):
     written: the files of its last attempt, once that has ended; None where it wrote none.
     """
 
-    name: str
-    id: str
+    name: Name
+    id: Name
     task: str
     kind: Kind
     submitter: str
@@ -94,7 +95,7 @@ class JobInfo(_schema.Document, error=NodeError, source="job"):
     started: float | None = None
     ended: float | None = None
     attempts: int = 0
-    slot: str | None = None
+    slot: SlotName | None = None
     problem: str | None = None
     figures: Figures | None = None
     lacks: tuple[str, ...] = field(default=(), metadata={"later": True})

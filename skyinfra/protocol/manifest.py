@@ -10,6 +10,7 @@ from typing import Literal
 
 from skyinfra.errors import InvalidManifest
 from skyinfra.protocol import _schema
+from skyinfra.protocol._schema import Address, FilePath, Identity, Name, Place, Port, Target, User
 
 VERSION = 1
 # The Terraform output that holds the manifest of a pool is named so; the rest of the name is the pool's.
@@ -33,8 +34,8 @@ def slot_kind(vendor: str) -> SlotKind:
 class Endpoint:
     """The address at which a scheduler listens. ``port`` is 0 while it is not known."""
 
-    address: str
-    port: int
+    address: Address
+    port: Port
 
     def __str__(self) -> str:
         host = f"[{self.address}]" if ":" in self.address else self.address
@@ -59,10 +60,10 @@ class ManifestSlot:
 class Login:
     """The options of ``ssh`` for a node; None is what it takes by itself. via: ``USER@HOST:PORT`` to go through."""
 
-    user: str | None = None
-    port: int | None = None
-    key_file: str | None = None
-    via: str | None = None
+    user: User | None = None
+    port: Port | None = None
+    key_file: FilePath | None = None
+    via: Target | None = None
 
     @property
     def options(self) -> list[str]:
@@ -78,11 +79,11 @@ class ManifestNode:
     ssh: how to log in; None where the provider says it, or there is no SSH server.
     """
 
-    name: str
-    id: str
-    address: str
-    public_address: str | None = None
-    zone: str | None = None
+    name: Name
+    id: Identity
+    address: Address
+    public_address: Address | None = None
+    zone: Place | None = None
     machine_type: str | None = None
     head: bool = False
     ssh: Login | None = None
@@ -98,11 +99,11 @@ class Via:
     """
 
     kind: Literal["ssh", "ssm", "iap"]
-    target: str
-    port: int | None = None
-    region: str | None = None
-    zone: str | None = None
-    project: str | None = None
+    target: Target
+    port: Port | None = None
+    region: Name | None = None
+    zone: Name | None = None
+    project: Target | None = None
 
     def __str__(self) -> str:
         return f"{self.target} ({self.kind})"
@@ -119,9 +120,9 @@ class Manifest(_schema.Document, error=InvalidManifest, source="manifest", versi
     """
 
     version: int
-    stack: str
-    pool: str
-    provider: str
+    stack: Name
+    pool: Name
+    provider: Name
     head: Endpoint
     nodes: tuple[ManifestNode, ...]
     slots: tuple[ManifestSlot, ...]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import fcntl
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +26,11 @@ _OURS = "SKYINFRA_"
 # Where secrets of this process are read from.
 _files: set[Path] = set()
 
+# Of the task that runs in this process: those that stand in no environment.
+_held: dict[str, str] = {}
+# A program cannot change what it is given.
+_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+
 _met: contextvars.ContextVar[dict[str, Secret] | None] = contextvars.ContextVar("skyinfra_secrets", default=None)
 
 
@@ -37,11 +43,16 @@ class Secret:
     it. The client that submits the task looks the value up then: in *file*, where one is given, else in the variable of
     that name of its own environment, else in the keyring under the service ``skyinfra``.
 
+    environment: False keeps it out of the environment of the task, and of the programs that it starts, where every task
+    of the node could read it; `value` and `descriptor` give it, and other processes of the account cannot look into
+    that of the task.
+
     Raises `InvalidField` for what is no name of a variable.
     """
 
     name: str
     file: str | None = None
+    environment: bool = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name) or self.name.startswith(_OURS):
@@ -63,6 +74,8 @@ class Secret:
         """
         if self.file is not None and instance.VARIABLE not in os.environ:
             return read(self.file)
+        if self.name in _held:
+            return _held[self.name]
         if self.name not in os.environ:
             raise SecretNotFound(
                 "this process has no such secret",
@@ -71,14 +84,33 @@ class Secret:
             )
         return os.environ[self.name]
 
+    @contextlib.contextmanager
+    def descriptor(self) -> Iterator[int]:
+        """Opens a file in memory with the value, for a program; yields its number, and closes it.
+
+        ``with key.descriptor() as n: subprocess.run(["tool", "--token-file", f"/dev/fd/{n}"], pass_fds=[n])``. No other
+        program has it. Raises `SecretNotFound`.
+        """
+        data = self.value.encode("utf-8", "surrogateescape")
+        number = os.memfd_create("secret", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.write(number, data)
+            os.lseek(number, 0, os.SEEK_SET)
+            fcntl.fcntl(number, fcntl.F_ADD_SEALS, _SEALS)
+            yield number
+        finally:
+            os.close(number)
+
     def __repr__(self) -> str:
-        return f"Secret({self.name!r})" if self.file is None else f"Secret({self.name!r}, file={self.file!r})"
+        file = "" if self.file is None else f", file={self.file!r}"
+        return f"Secret({self.name!r}{file}{'' if self.environment else ', environment=False'})"
 
     def __reduce__(self) -> tuple[object, ...]:
         met = _met.get()
         if met is not None:
             met[self.name] = self
-        return Secret, (self.name, self.file)
+        # Nodes of versions before know two of them.
+        return Secret, (self.name, self.file, *(() if self.environment else (False,)))
 
 
 def named(secrets: Sequence[str | Secret], field: str = "secrets") -> tuple[Secret, ...]:
@@ -86,6 +118,17 @@ def named(secrets: Sequence[str | Secret], field: str = "secrets") -> tuple[Secr
     if isinstance(secrets, str):
         raise InvalidField("expected a list of names", field=field, hint=f'{field}=["HF_TOKEN"]')
     return tuple(each if isinstance(each, Secret) else Secret(each) for each in secrets)
+
+
+@contextlib.contextmanager
+def holding(values: Mapping[str, str]) -> Iterator[None]:
+    """Gives *values* of secrets, by their names, to this process in the body, and to no environment."""
+    _held.update(values)
+    try:
+        yield
+    finally:
+        for name in values:
+            del _held[name]
 
 
 @contextlib.contextmanager

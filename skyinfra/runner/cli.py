@@ -18,6 +18,7 @@ from pathlib import Path
 from skyinfra.doctor import cli as doctor_cli
 from skyinfra.drain import cli as drain_cli
 from skyinfra.errors import InvalidField, SkyinfraError
+from skyinfra.errors.printable import printable
 from skyinfra.node import code, detach, watchdog
 from skyinfra.node.folder import NodeDirectory, Status, appending
 from skyinfra.node.node import directory_of
@@ -52,7 +53,7 @@ def _unknown(config: Path | None, error: Exception) -> int:
         with contextlib.suppress(OSError), appending(log) as stream:
             stream.write(text)
             log_hint = f"; {log} has the details"
-    print(f"skyinfra-runner failed: {type(error).__name__}: {error}{log_hint}", file=sys.stderr)
+    print(printable(f"skyinfra-runner failed: {type(error).__name__}: {error}{log_hint}"), file=sys.stderr)
     return 1
 
 
@@ -106,7 +107,7 @@ def _boot(options: argparse.Namespace) -> int:
     status = detach.boot(options.config, wait_s=options.wait)
     if options.restart:
         watchdog.ensure(options.config, wait_s=options.wait)
-    print(_text(status))
+    print(printable(_text(status)))
     return 0
 
 
@@ -201,7 +202,7 @@ def _status(options: argparse.Namespace) -> int:
     if directory.holder() is None and status.state not in ("failed", "stopped"):
         gone = ("NodeFailed", "the runner ended without a word; its log may say why")
         status = replace(status, state="failed", pid=None, error=gone)
-    print(status.dumps() if options.json else _text(status), end="" if options.json else "\n")
+    print(status.dumps() if options.json else printable(_text(status)), end="" if options.json else "\n")
     return 1 if options.ready and status.state != "ready" else 0
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from distributed import Nanny
 
 from skyinfra.engine.credentials import Credentials
+from skyinfra.errors import is_ours
 from skyinfra.head import start as head
 from skyinfra.node.folder import NodeDirectory
 from skyinfra.node.shares import Shares, claim
@@ -104,7 +105,7 @@ class Workers:
         """Starts the worker of one slot. *threads*: the number of CPU threads of numerical libraries in it."""
         security = Credentials.derive(wanted.secret, role="worker", name=wanted.slot.node).security()
         confine = slots.environment(wanted.slot, wanted.vendor)
-        folder, packages, variables = self._directory.path, self._directory.packages, dict(wanted.env)
+        folder, packages, variables = self._directory.path, self._directory.packages, image_variables(wanted.env)
         env = process.environment(
             wanted.slot, directory=folder, packages=packages, variables=variables, confine=confine, threads=threads
         )
@@ -199,3 +200,11 @@ class Workers:
                 logger.info("slot %s: is wanted again", key.slot.slot)
             elif supervisor.ended:
                 await self.stop([key])
+
+
+def image_variables(declared: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Returns the variables of the image for a worker, without those that the runner sets.
+
+    Declarations of versions before were not checked for them.
+    """
+    return {name: value for name, value in declared if not is_ours(name)}

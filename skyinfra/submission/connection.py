@@ -317,7 +317,7 @@ class Connection(Asker):
             if version != ours[what]:
                 raise VersionMismatch(
                     f"the nodes of {self.manifest.fleet} run {what} {version}, this client {ours[what]}",
-                    hint=f"Use {what} {version} here, or bring the fleet to the versions of this client with "
+                    hint=f"Use {what} {version} here, or bring the fleet to the versions of this skyinfra with "
                     f"`skyinfra upgrade {self.manifest.fleet}`. Its status, logs and jobs can be asked for as it is.",
                 )
 

@@ -15,6 +15,8 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
+from skyinfra.console import console, write_output
+from skyinfra.errors.printable import printable
 from skyinfra.notebook import cells
 
 # Called with the slot, such as ``n0/1``, and a line that a task printed there, without its end.
@@ -126,8 +128,7 @@ class Watcher:
             if isinstance(bars, _TerminalBars):
                 bars.print(text)
             else:
-                sys.stdout.write(text)
-                sys.stdout.flush()
+                write_output(sys.stdout, text)
 
     def _step(self, key: str, name: str, done: float, total: float | None, note: str) -> None:
         described = f"{name} {note}".rstrip()
@@ -149,7 +150,7 @@ class Watcher:
             now = time.monotonic()
             if now - self._said.setdefault(key, now) >= _LINE_EVERY_S:
                 self._said[key] = now
-                sys.stderr.write(f"{line}\n")
+                sys.stderr.write(f"{printable(line)}\n")
                 sys.stderr.flush()
 
 
@@ -167,7 +168,6 @@ class _TerminalBars:
     """The bars below the lines of a terminal."""
 
     def __init__(self) -> None:
-        from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
         self._rows: dict[str, TaskID] = {}
@@ -176,7 +176,7 @@ class _TerminalBars:
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            console=Console(stderr=True),
+            console=console(to_stderr=True),
             transient=True,
         )
         self._bars.start()

@@ -39,10 +39,12 @@ class Secrets:
 
     def uses(self, wanted: Sequence[str | Secret]) -> tuple[SecretUse, ...]:
         """The secrets of a task that names *wanted*, with their values as they are now. Raises `SecretNotFound`."""
-        named = {secret.name: secret for secret in (*secrets.named(wanted), *self._given)}
+        given = (*secrets.named(wanted), *self._given)
+        named = {secret.name: secret for secret in given}
+        held = {secret.name for secret in given if not secret.environment}
         by_variable = {variable: Secret(name) for variable, name in self._declared().items()} | named
         return tuple(
-            SecretUse(variable, secret.name, self._ref(named.get(secret.name, secret)))
+            SecretUse(variable, secret.name, self._ref(named.get(secret.name, secret)), variable in held)
             for variable, secret in sorted(by_variable.items())
         )
 

@@ -6,13 +6,15 @@ import json
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from skyinfra.console import console as clean_console
+from skyinfra.errors.printable import printable
 from skyinfra.terminal import screen
 
 if TYPE_CHECKING:
@@ -36,6 +38,8 @@ _GAP = 2
 # The width that is asked for a column of sentences, which are folded, and that of a long id after it was cut.
 _SENTENCE = 24
 _ID = 17
+# The longest text of a cell, unless tables are wide.
+_LONGEST = 1000
 
 
 def print_document(document: Mapping[str, object]) -> None:
@@ -45,10 +49,10 @@ def print_document(document: Mapping[str, object]) -> None:
 
 def console(*, to_stderr: bool = False) -> Console:
     """Returns a console. It is as wide as its terminal; without one, or with ``--wide``, nothing is folded."""
-    made = Console(stderr=to_stderr, highlight=False)
+    made = clean_console(to_stderr=to_stderr, highlight=False)
     if made.is_terminal and not screen.is_wide():
         return made
-    return Console(stderr=to_stderr, highlight=False, width=_UNLIMITED)
+    return clean_console(to_stderr=to_stderr, highlight=False, width=_UNLIMITED)
 
 
 class FittingTable(Table):
@@ -67,6 +71,11 @@ class FittingTable(Table):
         self.sentences = sentences
         for column in columns:
             self.add_column(column, overflow="fold")
+
+    def add_row(self, *cells: Any, **options: Any) -> None:
+        """Adds a row, whose texts are `printable` before they are measured."""
+        longest = None if screen.is_wide() else _LONGEST
+        super().add_row(*(printable(cell, longest) if isinstance(cell, str) else cell for cell in cells), **options)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yields the table, and a line that names what was left out or cut."""

@@ -24,6 +24,7 @@ import python_terraform
 from python_terraform import IsFlagged
 
 from skyinfra.errors import DeployInterrupted, TerraformFailed, TerraformNotFound
+from skyinfra.errors.printable import printable
 from skyinfra.terraform.cloud_errors import explain
 from skyinfra.terraform.state import keep_private, not_saved
 from skyinfra.terraform.text import (
@@ -260,7 +261,7 @@ class Terraform(python_terraform.Terraform):  # type: ignore[misc]
             complaints.seek(0)
             run.plain.extend(masked(complaints.read()).splitlines())
         if os.environ.get("TF_LOG") and not os.environ.get("TF_LOG_PATH"):
-            sys.stderr.write("".join(f"{line}\n" for line in run.plain))
+            sys.stderr.write("".join(f"{printable(line, None)}\n" for line in run.plain))
         if any(text.startswith("Failed to save state") for _, text in run.errors):
             raise not_saved(run.errors, run.unsaved, self.program, Path(self.working_dir))
         if interrupted:

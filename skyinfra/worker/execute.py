@@ -127,11 +127,12 @@ def _execute(
     try:
         values = inputs.secrets(task.secrets)
         masker = Masker(values.values())
+        held = {use.variable for use in task.secrets if use.held}
         with (
             attempts.counted(task.key, task.name, task.timeout, again),
             output.captured(task.key, Path(os.environ[instance.NODE_DIRECTORY])) as file,
             streaming.sending_output(file, say, lambda: task.key, masker),
-            secrets.given(values, masker, task.key) as unmasked,
+            secrets.given(values, masker, task.key, held) as unmasked,
             cancellation.stoppable(task.key),
             cancellation.limited(task.key, task.timeout, last_words, unmasked) as is_late,
             interruption.task_scope(),

@@ -9,14 +9,14 @@ import json
 import os
 import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from skyinfra.protocol.secrets import SHORTEST
+from skyinfra.protocol.secrets import SHORTEST, holding
 from skyinfra.worker import output, task_folder
 
 if TYPE_CHECKING:
@@ -39,20 +39,55 @@ _LEFT = "skyinfra-output-"
 _ROOM = 64 * 2**20
 # fallocate(2): releases memory in the middle of a file.
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
+# prctl(2): without it only root looks into a process, see ptrace(2).
+_PR_SET_DUMPABLE = 4
+_is_closed = False
 
 
 @contextlib.contextmanager
-def given(values: Mapping[str, str], masker: Masker, key: str = "") -> Iterator[int]:
+def given(values: Mapping[str, str], masker: Masker, key: str = "", held: Collection[str] = ()) -> Iterator[int]:
     """Sets the variables *values* of this process, and of those that it starts, in the body, and masks its output.
 
-    *key*: of the task, for what `recover` finds where the process dies. Yields the open file that has the output in the
-    end: what is written there is not masked.
+    *held*: those that are no variables; where there are such, other processes of this account cannot look into this one
+    meanwhile. *key*: of the task, for what `recover` finds where the process dies. Yields the open file that has the
+    output in the end: what is written there is not masked.
     """
     if not values:
         yield 2
         return
-    with task_folder.variables({**values, VARIABLE: ",".join(values)}), _masked(masker, key) as target:
+    variables = {name: value for name, value in values.items() if name not in held}
+    kept = {name: value for name, value in values.items() if name in held}
+    with (
+        task_folder.variables({**variables, VARIABLE: ",".join(variables)}),
+        _closed() if kept else contextlib.nullcontext(),
+        holding(kept),
+        _masked(masker, key) as target,
+    ):
         yield target
+
+
+@contextlib.contextmanager
+def _closed() -> Iterator[None]:
+    """Closes the memory, the environment and the open files of this process to others of its account, in the body.
+
+    What it forks, such as processes of `multiprocessing`, is open: the runner has to find what a task leaves behind.
+    """
+    global _is_closed
+    _is_closed = True
+    _libc().prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+    try:
+        yield
+    finally:
+        _is_closed = False
+        _libc().prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
+
+
+def _open_fork() -> None:
+    if _is_closed:
+        _libc().prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
+
+
+os.register_at_fork(after_in_child=_open_fork)
 
 
 @contextlib.contextmanager

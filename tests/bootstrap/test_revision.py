@@ -160,7 +160,7 @@ def test_the_machine_that_deploys_replaces_nothing_and_changes_no_user_data(monk
         cache.cache_clear()
     try:
         there = [user_data(compile_pool(pool, "s")) for pool in pools]
-        assert "cloudpickle==3.1.1" in runner_wheel.pins()
+        # The code is another.
     finally:
         for cache in caches:
             cache.cache_clear()
@@ -170,7 +170,7 @@ def test_the_machine_that_deploys_replaces_nothing_and_changes_no_user_data(monk
         # It travels as data, which the module takes for a fleet that it makes.
         assert theirs.versions is not None and theirs.versions != mine.versions
         assert theirs.versions["python"] == "3.99"
-        assert "cloudpickle==3.1.1" in str(theirs.versions["requirements"])
+        assert mine.versions is not None and theirs.versions["requirements"] == mine.versions["requirements"]
 
 
 def test_steps_and_templates_of_another_version_replace_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

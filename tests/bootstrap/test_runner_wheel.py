@@ -10,12 +10,15 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 
-from skyinfra.bootstrap import runner_wheel
+import skyinfra as sky
+from skyinfra.bootstrap import runner_wheel, steps
+from skyinfra.cli.stacks import show_differing
 from skyinfra.node import code
 from tools import runner_requirements
 
@@ -104,19 +107,57 @@ def test_it_brings_the_hashes_of_all_that_it_needs() -> None:
     assert all(found.values())
 
 
-def test_with_other_versions_it_brings_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_hashes = runner_wheel.wheel()
-    others = {"cloudpickle": "3.1.1"}
-    ours = runner_wheel.version_of
-    monkeypatch.setattr(runner_wheel, "version_of", lambda name: others.get(name) or ours(name))
-    for made in (runner_wheel.hashed, runner_wheel.wheel):
-        made.cache_clear()
-    try:
-        assert runner_wheel.hashed() is None
-        with zipfile.ZipFile(io.BytesIO(runner_wheel.wheel().content)) as archive:
-            assert not any(each.endswith("requirements.txt") for each in archive.namelist())
-        assert runner_wheel.wheel().version != with_hashes.version
-    finally:
-        monkeypatch.undo()
-        for made in (runner_wheel.hashed, runner_wheel.wheel):
-            made.cache_clear()
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Gives this machine other versions of packages; None stands for none."""
+
+    def have(**versions: str | None) -> None:
+        ours = runner_wheel.version_of.__wrapped__
+        monkeypatch.setattr(runner_wheel, "version_of", lambda name: versions[name] if name in versions else ours(name))
+        runner_wheel.wheel.cache_clear()
+
+    yield have
+    monkeypatch.undo()
+    runner_wheel.wheel.cache_clear()
+
+
+def test_whatever_the_client_has_nodes_get_versions_and_hashes_of_the_release(client: Callable[..., None]) -> None:
+    """Of a client with newer packages the wheel had brought no hashes, and nodes checked none."""
+    before, pins = runner_wheel.wheel(), steps.pins()
+    client(cloudpickle="3.1.3", distributed="2026.8.1", dask="2026.8.1", msgpack=None, cryptography="99.0")
+    assert runner_wheel.wheel() == before and steps.pins() == pins
+    with zipfile.ZipFile(io.BytesIO(before.content)) as archive:
+        [about] = [each for each in archive.namelist() if each.endswith(".dist-info/METADATA")]
+        needs = re.findall(r"Requires-Dist: (.*)", archive.read(about).decode())
+        text = archive.read(about.replace("METADATA", "requirements.txt")).decode()
+    hashed = {need for need, _ in re.findall(NEED, text)}
+    assert needs and {*needs, *pins} <= hashed
+
+
+def test_a_client_that_differs_says_so(client: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
+    release = runner_wheel.release()
+    assert runner_wheel.differing() == {}
+    show_differing()
+    assert capsys.readouterr() == ("", "")
+    runner_wheel.check_client()
+    client(cloudpickle="3.1.3", msgpack=None)
+    assert runner_wheel.differing() == {
+        "cloudpickle": ("3.1.3", release["cloudpickle"]),
+        "msgpack": (None, release["msgpack"]),
+    }
+    runner_wheel.check_client()  # pickles of the one are read by the other
+    show_differing()
+    said = capsys.readouterr().err
+    assert f"cloudpickle {release['cloudpickle']}, here 3.1.3; msgpack {release['msgpack']}, here none" in said
+    assert f"pip install cloudpickle=={release['cloudpickle']} msgpack=={release['msgpack']}" in said
+
+
+def test_a_block_that_could_run_no_task_buys_nothing(
+    client: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    client(distributed="2026.7.0")
+    pool = sky.ComputePool(provider=sky.AWS(region="us-east-1"), accelerator="L4")
+    with pytest.raises(sky.VersionMismatch, match=r"2026\.7\.0\n.*pip install 'distributed=="), pool:
+        pass
+    assert not list(tmp_path.iterdir())

@@ -118,6 +118,21 @@ def test_the_fleet_page_is_for_who_is_admitted_and_never_asks_the_scheduler_s_pa
     run(test)
 
 
+def test_no_page_is_shown_within_another() -> None:
+    """Every port of this machine is of the same site as far as cookies go: another page here could ask for a click."""
+    header = "\r\nContent-Security-Policy: "
+
+    async def test(desk: Desk) -> None:
+        cookie = await desk.cookie()
+        for target in ("/fleet", "/status", "/static/a.js", "/nothing"):
+            for headers in ((cookie,), ()):
+                head = (await desk.get(target, *headers)).partition("\r\n\r\n")[0]
+                assert head.count(header) == 1, head
+                assert "frame-ancestors 'none'" in head.partition(header)[2].partition("\r\n")[0]
+
+    run(test)
+
+
 def test_the_address_that_a_browser_is_given_admits_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other accounts see the arguments that a program is started with, for as long as it runs."""
     opened: list[str] = []
@@ -207,6 +222,13 @@ def test_a_foreign_host_or_origin_is_refused_even_with_the_cookie() -> None:
     run(test)
 
 
+async def unframed(reader: asyncio.StreamReader) -> bytes:
+    """An answer without the header that is added, see `test_no_page_is_shown_within_another`."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    body = await reader.readexactly(int(re.search(rb"Content-Length: (\d+)", head)[1]))  # type: ignore[index]
+    return head.replace(b"Content-Security-Policy: frame-ancestors 'none'\r\n", b"") + body
+
+
 def test_only_one_request_of_a_connection_passes() -> None:
     """Even where the head keeps the connection for more."""
     answer = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\npages"
@@ -215,7 +237,7 @@ def test_only_one_request_of_a_connection_passes() -> None:
         allowed = desk.head("/status", await desk.cookie(), "Connection: keep-alive")
         reader, writer = await desk.connect(allowed + desk.head("/second", "X: pipelined"))
         with contextlib.closing(writer):
-            assert await reader.readexactly(len(answer)) == answer
+            assert await unframed(reader) == answer
             writer.write(desk.head("/third"))
             writer.write_eof()
             assert await reader.read() == b""
@@ -250,7 +272,7 @@ def test_nothing_follows_a_websocket_that_the_head_refuses() -> None:
     async def test(desk: Desk) -> None:
         reader, writer = await desk.connect(desk.head("/status/ws", await desk.cookie(), *UPGRADE))
         with contextlib.closing(writer):
-            assert await reader.readexactly(len(answer)) == answer
+            assert await unframed(reader) == answer
             writer.write(desk.head("/status"))
             await writer.drain()
             writer.write_eof()

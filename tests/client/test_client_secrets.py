@@ -33,6 +33,27 @@ def token() -> str:
     return os.environ["A_TOKEN"]
 
 
+@sky.compute(secrets=[sky.Secret("A_TOKEN", environment=False)])
+def beside_the_environment() -> tuple[str, list[str], str]:
+    """The length of the value, the variables with it, and what a program reads of it."""
+    key = sky.Secret("A_TOKEN")
+    print("it has", key.value)
+    variables = [name for name, value in os.environ.items() if key.value in value]
+    program = subprocess.run(["env"], capture_output=True, text=True, check=True).stdout
+    with key.descriptor() as number:
+        read = subprocess.run(["wc", "-c", f"/dev/fd/{number}"], pass_fds=[number], capture_output=True, check=True)
+    return str(len(key.value)), variables + [key.value] * (key.value in program), read.stdout.split()[0].decode()
+
+
+@sky.compute(secrets=["A_TOKEN"])
+def leaves_a_program(path: str) -> None:
+    """Leaves a program in a session of its own, whose parent has ended, with the secret in its environment."""
+    script = f"setsid sh -c 'echo $$ > {path}; trap \"\" HUP INT TERM; while :; do sleep 1; done' & exit 0"
+    subprocess.run(["sh", "-c", script], check=True)
+    while not Path(path).exists() or not Path(path).read_text().strip():
+        time.sleep(0.01)
+
+
 @sky.compute
 def environment() -> dict[str, str]:
     return dict(os.environ)
@@ -313,3 +334,19 @@ def test_a_script_that_is_interrupted_leaves_no_secret(fleet, manifest, tmp_path
     process.send_signal(signal.SIGINT)
     process.wait(60)
     wait_until(lambda: not processes_with(secret))
+
+
+def test_a_secret_beside_the_environment(pool: sky.Pool, secret: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert beside_the_environment() >> pool == (str(len(secret)), [], str(len(secret)))
+    assert secret not in capfd.readouterr().out
+    assert secret not in str(environment() >> pool)
+    with pytest.raises(sky.NotSupported, match="secret A_TOKEN"):
+        beside_the_environment.options(slots=2)() >> pool
+
+
+def test_a_program_that_a_task_leaves_ends_with_it(pool: sky.Pool, secret: str, tmp_path: Path) -> None:
+    """In a session of its own, deaf to signals, with no parent: the next task could read the secret in /proc."""
+    leaves_a_program(str(tmp_path / "pid")) >> pool
+    pid = int((tmp_path / "pid").read_text())
+    assert not Path(f"/proc/{pid}").exists()
+    assert processes_with(secret) == {}

@@ -12,7 +12,7 @@ import pickle
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,11 @@ import distributed
 import msgpack
 import pytest
 from distributed.comm.tcp import TLS
-from distributed.core import Server
 from distributed.protocol import to_serialize
 from distributed.protocol.serialize import ToPickle
 from distributed.protocol.utils import pack_frames
-from distributed.versions import get_versions
 from local_fleets.client_fixtures import SECRET
+from local_fleets.forged_head import THREAD, Head, manifest_at, starting
 from typer.testing import CliRunner
 
 import skyinfra as sky
@@ -37,12 +36,8 @@ from skyinfra.engine.credentials import Credentials
 from skyinfra.protocol import services
 from skyinfra.protocol.calls import Outcome
 from skyinfra.protocol.failures import Failure
-from skyinfra.protocol.fleet import STATE_VERSION, FleetState
-from skyinfra.protocol.instance import STARTUP_KEY
 from skyinfra.protocol.jobs import JobInfo
-from skyinfra.protocol.manifest import Endpoint, Manifest, ManifestNode, ManifestSlot
-
-HEAD = "the head's thread"
+from skyinfra.protocol.manifest import Manifest
 
 
 @dataclass(frozen=True)
@@ -75,79 +70,11 @@ WAYS: dict[str, Callable[[str], Any]] = {
 }
 
 
-@dataclass
-class Head:
-    """A scheduler that has been taken over. It answers as *way* says, from the first question on or *later*.
-
-    answers: what it answers to other calls, in an envelope.
-    """
-
-    way: Callable[[str], Any]
-    marker: Path
-    later: bool = False
-    answers: dict[str, Any] = field(default_factory=dict)
-    asked: list[str] = field(default_factory=list)
-
-    def __getitem__(self, op: str) -> Callable[..., Any]:
-        def answer(**request: Any) -> Any:
-            self.asked.append(op)
-            if self.later and op == "versions":
-                return get_versions()
-            if self.later and op == "identity" and request.get("n_workers") == 0:
-                return {"workers": {}, STARTUP_KEY: FleetState(STATE_VERSION).to_json()}
-            if op in self.answers:
-                return {"answer": self.answers[op]}
-            return self.way(str(self.marker))
-
-        return answer
-
-    async def serve(self, started: Callable[[int, Callable[[], None]], None]) -> None:
-        server = Server({}, needs_workdir=False)
-        server.handlers = self
-        security = Credentials.derive(SECRET, role="scheduler", name="n0").security()
-        await server.listen("tls://127.0.0.1:0", **security.get_listen_args("scheduler"))
-        end = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        started(server.port, lambda: loop.call_soon_threadsafe(end.set))
-        await end.wait()
-        await server.close()
-
-
-def manifest_at(port: int) -> Manifest:
-    return Manifest(
-        version=1,
-        stack="stack",
-        pool="pool",
-        provider="local",
-        head=Endpoint("127.0.0.1", port),
-        nodes=(ManifestNode("n0", "n0", "127.0.0.1", head=True),),
-        slots=(ManifestSlot(0, "cpu"),),
-        secret=SECRET,
-    )
-
-
 @pytest.fixture
 def heads() -> Iterator[Callable[[Head], Manifest]]:
     """Starts heads; gives their manifests."""
-    ends: list[Callable[[], None]] = []
-
-    def start(head: Head) -> Manifest:
-        ports: list[int] = []
-        ready = threading.Event()
-
-        def started(port: int, end: Callable[[], None]) -> None:
-            ports.append(port)
-            ready.set()
-            ends.append(lambda: (end(), thread.join()))
-
-        thread = threading.Thread(target=lambda: asyncio.run(head.serve(started)), name=HEAD)
-        thread.start()
-        assert ready.wait(60)
-        return manifest_at(ports[0])
-
-    yield start
-    for end in ends:
-        end()
+    with starting() as start:
+        yield start
 
 
 def shown(*arguments: str) -> Callable[[Manifest, Path], str]:
@@ -227,7 +154,7 @@ def test_the_first_words_of_a_head_run_nothing(
     marker = tmp_path / "ran"
 
     def handshake_info(comm: TLS) -> dict[str, Any]:
-        mine = {"greeting": ToPickle(Touches(str(marker)))} if threading.current_thread().name == HEAD else {}
+        mine = {"greeting": ToPickle(Touches(str(marker)))} if threading.current_thread().name == THREAD else {}
         return {**real(comm), **mine}
 
     monkeypatch.setattr(TLS, "handshake_info", handshake_info)

@@ -154,11 +154,11 @@ def test_a_program_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         (Via("ssh", "me@gpu", port=2222), ["ssh", "-L", "127.0.0.1:4000:10.0.0.5:8786", "-p", "2222", "me@gpu"]),
         (
             Via("ssm", "i-0a1b", region="eu-west-1"),
-            ["aws", "ssm", "start-session", "--target", "i-0a1b", "--region", "eu-west-1"],
+            ["aws", "ssm", "start-session", "--target=i-0a1b", "--region=eu-west-1"],
         ),
         (
             Via("iap", "head", zone="europe-west4-a", project="mine"),
-            ["gcloud", "compute", "start-iap-tunnel", "head", "8786", "--zone", "europe-west4-a", "--project", "mine"],
+            ["gcloud", "compute", "start-iap-tunnel", "head", "8786", "--zone=europe-west4-a", "--project=mine"],
         ),
     ],
 )

@@ -12,7 +12,7 @@ from servers.webhooks import webhook_server
 
 from skyinfra import InvalidField
 from skyinfra.engine import notifications
-from skyinfra.engine.notifications import Notice, post, webhooks
+from skyinfra.engine.notifications import Notice, Webhook, post, webhooks
 from skyinfra.protocol.jobs import JobInfo
 
 NOTICE = Notice("demo/mig", "nightly", "done", 200.4, 0, "n1/0")
@@ -109,6 +109,115 @@ def test_addresses_that_are_none_are_refused_and_not_shown(url: str) -> None:
     with pytest.raises(InvalidField, match="notify") as error:
         webhooks([url])
     assert "secret" not in str(error.value) and "word" not in str(error.value)
+
+
+# Public reports of the kind: documenso#2901, OneUptime#2578, freellmapi#450, JSONbored/metagraphed#1533.
+METADATA = [
+    "169.254.169.254",
+    "169.254.170.2",
+    "2852039166",
+    "0xa9fea9fe",
+    "0251.0376.0251.0376",
+    "169.254.43518",
+    "0xa9.0xfe.0xa9.0xfe",
+    "[::ffff:169.254.169.254]",
+    "[::ffff:a9fe:a9fe]",
+    "[0:0:0:0:0:ffff:169.254.169.254]",
+    "[::ffff:0:a9fe:a9fe]",
+    "[::169.254.169.254]",
+    "[64:ff9b::a9fe:a9fe]",
+    "[64:ff9b:1::a9fe:a9fe]",
+    "[2002:a9fe:a9fe::1]",
+    "[fe80::a9fe:a9fe]",
+    "[fd00:ec2::254]",
+    "[fd00:0ec2:0:0:0:0:0:0254]",
+    "[fd00:ec2::23]",
+    "[fd20:ce::254]",
+    "[fd00:42::42]",
+    "100.100.100.200",
+    "192.0.0.192",
+    "168.63.129.16",
+    "0.0.0.0",
+    "[::]",
+    "[::ffff:0.0.0.0]",
+    "224.0.0.1",
+]
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+@pytest.mark.parametrize("host", METADATA)
+def test_the_metadata_service_is_refused_however_it_is_written(host: str, scheme: str) -> None:
+    with pytest.raises(InvalidField, match=r"credentials|not encrypted"):
+        webhooks([f"{scheme}://{host}/latest/meta-data/"])
+    # Nor is it connected to, where nobody has looked at the text.
+    assert "credentials" in (post(Webhook(f"{scheme}://{host}/", host), NOTICE) or "")
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        ["169.254.169.254"],
+        ["::ffff:169.254.169.254"],
+        ["127.0.0.1", "169.254.169.254"],
+        ["fe80::1%1"],
+        ["fd00:ec2::254"],
+    ],
+    ids=str,
+)
+def test_a_name_that_leads_there_is_not_connected_to(monkeypatch: pytest.MonkeyPatch, answers: list[str]) -> None:
+    """One that leads to several is refused as a whole; what was looked at is what is connected to."""
+    connected: list[object] = []
+    monkeypatch.setattr(socket, "create_connection", lambda address, *_: connected.append(address))
+    asked: list[str] = []
+
+    def resolved(host: str, port: int | None, *_: object, flags: int = 0, **__: object) -> list[object]:
+        if flags & socket.AI_NUMERICHOST:
+            raise socket.gaierror(socket.EAI_NONAME, "a name")
+        asked.append(host)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, port)) for each in answers]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolved)
+    (webhook,) = webhooks(["https://hooks.example.com/secret-path"])
+    said = post(webhook, NOTICE)
+    assert said is not None and "credentials" in said and "secret-path" not in said
+    assert asked == ["hooks.example.com"] and connected == []  # nor is it tried again
+
+
+def test_a_name_is_resolved_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that leads elsewhere the second time, DNS rebinding, is connected to where it led at first."""
+    real, asked = socket.getaddrinfo, []
+
+    def resolved(host: str, *given: object, **options: object) -> object:
+        if host == "hooks.example.com":
+            asked.append(host)
+            host = "127.0.0.1" if len(asked) == 1 else "169.254.169.254"
+        return real(host, *given, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolved)
+    monkeypatch.setattr(notifications, "_near", lambda host: True)
+    monkeypatch.setattr(notifications.outgoing, "forbidden", lambda host: False)
+    with webhook_server() as server:
+        (webhook,) = webhooks([server.url("a").replace("127.0.0.1", "hooks.example.com")])
+        assert post(webhook, NOTICE) is None
+        assert len(server.received) == 1 and len(asked) == 1
+
+
+@pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
+def test_no_redirect_leads_there(code: int) -> None:
+    with webhook_server(code) as server:
+        server.location = "http://169.254.169.254/latest/meta-data/"
+        assert "not followed" in (post(*webhooks([server.url("a")]), NOTICE) or "")
+        assert len(server.received) == 1
+
+
+def test_a_proxy_is_not_asked_to_go_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        proxy.settimeout(0.2)
+        monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{proxy.getsockname()[1]}")
+        monkeypatch.delenv("no_proxy", raising=False)
+        assert "credentials" in (post(Webhook("https://2852039166/", "2852039166"), NOTICE) or "")
+        with pytest.raises(TimeoutError):
+            proxy.accept()
 
 
 def test_addresses() -> None:

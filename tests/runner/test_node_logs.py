@@ -163,19 +163,19 @@ def test_how_a_shell_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     head, other = fleet.nodes
     reached = {"203.0.113.1"}
     monkeypatch.setattr(execute, "_answers", lambda address: address in reached)
-    assert execute.ssh_line(fleet, head, (), user="ubuntu") == ["ssh", "ubuntu@203.0.113.1"]
+    assert execute.ssh_line(fleet, head, (), user="ubuntu") == ["ssh", "--", "ubuntu@203.0.113.1"]
     assert execute.ssh_line(fleet, other, ("ls", "a b"), user="me") == [
-        *("ssh", "-J", "me@203.0.113.1", "me@10.0.0.2", "--", "ls 'a b'")
+        *("ssh", "-J", "me@203.0.113.1", "--", "me@10.0.0.2", "ls 'a b'")
     ]
     reached.clear()
     assert execute.ssh_line(fleet, other, (), user="ubuntu") is None
     host = replace(head, ssh=Login())
-    assert execute.ssh_line(fleet, host, (), user=None) == ["ssh", "203.0.113.1"]
+    assert execute.ssh_line(fleet, host, (), user=None) == ["ssh", "--", "203.0.113.1"]
     host = replace(head, ssh=Login("me", 2222, "~/.ssh/lab", "you@bastion:2200"))
     options = ["-p", "2222", "-i", "~/.ssh/lab", "-J", "you@bastion:2200"]
-    assert execute.ssh_line(fleet, host, (), user=None) == ["ssh", *options, "me@203.0.113.1"]
-    assert execute.ssh_line(fleet, host, ("ls",), user="root") == ["ssh", *options, "root@203.0.113.1", "--", "ls"]
-    start = ["aws", "ssm", "start-session", "--target", "i-1", "--region", "us-east-1"]
+    assert execute.ssh_line(fleet, host, (), user=None) == ["ssh", *options, "--", "me@203.0.113.1"]
+    assert execute.ssh_line(fleet, host, ("ls",), user="root") == ["ssh", *options, "--", "root@203.0.113.1", "ls"]
+    start = ["aws", "ssm", "start-session", "--target=i-1", "--region=us-east-1"]
     assert execute.session_line(fleet, other, ()) == start
     assert execute.session_line(fleet, other, ("ls", "a b")) == [
         *(*start, "--document-name", "AWS-StartInteractiveCommand", "--parameters", "command=ls 'a b'")
@@ -184,11 +184,11 @@ def test_how_a_shell_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     # Where nothing answers, by what leads to the head.
     closed = replace(manifest("gcp"), via=Via("iap", "p-0", zone="z", project="lab"))
     proxy = (
-        "gcloud compute start-iap-tunnel p-1 %p --listen-on-stdin --verbosity=warning --zone us-east-1a --project lab"
+        "gcloud compute start-iap-tunnel p-1 %p --listen-on-stdin --verbosity=warning --zone=us-east-1a --project=lab"
     )
-    assert execute.ssh_line(closed, other, (), user="me") == ["ssh", "-o", f"ProxyCommand={proxy}", "me@p-1"]
+    assert execute.ssh_line(closed, other, (), user="me") == ["ssh", "-o", f"ProxyCommand={proxy}", "--", "me@p-1"]
     behind = replace(manifest("vastai"), via=Via("ssh", "you@gate", port=2200))
-    assert execute.ssh_line(behind, other, (), user=None) == ["ssh", "-J", "you@gate:2200", "10.0.0.2"]
+    assert execute.ssh_line(behind, other, (), user=None) == ["ssh", "-J", "you@gate:2200", "--", "10.0.0.2"]
 
 
 def test_a_shell_by_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,8 +206,8 @@ def test_a_shell_by_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert "aws is not installed" in str(ssh("p-1").exception)
     (tmp_path / "aws").touch(mode=0o755)
     assert ssh("p-1", "--", "nvidia-smi", "-L").exit_code == 0
-    assert became[0][4:] == [
-        *("i-1", "--region", "us-east-1", "--document-name", "AWS-StartInteractiveCommand"),
+    assert became[0][3:] == [
+        *("--target=i-1", "--region=us-east-1", "--document-name", "AWS-StartInteractiveCommand"),
         *("--parameters", "command=nvidia-smi -L"),
     ]
     assert "Did you mean p-1 or p-0?" in str(ssh("p-2").exception)

@@ -33,7 +33,7 @@ class WebhookServer:
                 code = outer.answers.pop(0) if len(outer.answers) > 1 else outer.answers[0]
                 self.send_response(code)
                 if 300 <= code < 400:
-                    self.send_header("Location", f"http://localhost:{outer.server.server_port}/elsewhere")
+                    self.send_header("Location", outer.location)
                 self.end_headers()
                 self.wfile.write(b"ok")
 
@@ -47,6 +47,7 @@ class WebhookServer:
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.server.daemon_threads = True
+        self.location = f"http://localhost:{self.server.server_port}/elsewhere"
 
     def url(self, path: str) -> str:
         return f"http://127.0.0.1:{self.server.server_port}/{path}"

@@ -1,0 +1,127 @@
+"""Streams and consoles on which nodes, tasks and clouds print nothing that a terminal obeys. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING, Any, TextIO, cast
+
+from skyinfra.errors.printable import printable, program_output
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions
+    from rich.segment import Segment
+
+# What may be the begin of a sequence that the next part of an output ends.
+_BEGUN = re.compile(r"\x1b(\[[0-9;:]{0,64})?\Z")
+_RESET = "\x1b[0m"
+
+
+class Guarded:
+    """A stream whose ``write`` makes all text `printable`.
+
+    stream: the one behind it, to which rich writes sequences of its own: `console` cleans the words that rich is given.
+    It has no ``buffer``, through which click would write past it.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+        self._rest = ""
+        self._dressed = False
+
+    def write(self, text: str) -> int:
+        """Writes words of commands, of errors and of what they quote."""
+        self.settle()
+        self.stream.write(printable(text, None))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Writes *lines* as `write` does."""
+        for line in lines:
+            self.write(line)
+
+    def write_output(self, text: str) -> None:
+        """Writes what a program printed: as it is where no terminal reads it, as `program_output` on a terminal."""
+        if not self.stream.isatty():
+            self.stream.write(text)
+            return
+        text = self._rest + text
+        begun = _BEGUN.search(text)
+        self._rest = begun[0] if begun else ""
+        shown = program_output(text[: len(text) - len(self._rest)])
+        self._dressed = self._dressed or "\x1b[" in shown
+        self.stream.write(shown)
+
+    def settle(self) -> None:
+        """Ends the colours that a program has left."""
+        if self._dressed:
+            self.stream.write(_RESET)
+        self._rest, self._dressed = "", False
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "buffer":
+            raise AttributeError(name)
+        return getattr(self.stream, name)
+
+
+@contextmanager
+def guarded() -> Iterator[None]:
+    """Guards the two streams of this program in the block; see `Guarded`."""
+    before = sys.stdout, sys.stderr
+    streams = [Guarded(stream) for stream in before]
+    sys.stdout, sys.stderr = (cast(TextIO, stream) for stream in streams)
+    try:
+        yield
+    finally:
+        for stream in streams:
+            stream.settle()
+        sys.stdout, sys.stderr = before
+
+
+def write_output(stream: TextIO, text: str) -> None:
+    """Writes what a program printed to *stream*, at once."""
+    if isinstance(stream, Guarded):
+        stream.write_output(text)
+    else:
+        stream.write(program_output(text) if stream.isatty() else text)
+    stream.flush()
+
+
+def own(stream: TextIO) -> TextIO:
+    """Returns the stream behind a guarded one, for sequences that this program makes."""
+    return stream.stream if isinstance(stream, Guarded) else stream
+
+
+def console(*, to_stderr: bool = False, **options: Any) -> Console:
+    """Returns a console of rich whose words are `printable`. options: those of rich."""
+    made: Console = _clean()(stderr=to_stderr, **options)
+    return made
+
+
+@cache
+def _clean() -> type[Console]:
+    from rich.console import Console
+    from rich.segment import Segment
+
+    class Clean(Console):
+        @property
+        def file(self) -> Any:
+            return own(cast(TextIO, cast(property, Console.file).__get__(self)))
+
+        @file.setter
+        def file(self, file: Any) -> None:
+            cast(property, Console.file).__set__(self, file)
+
+        def render(self, renderable: Any, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+            for part in super().render(renderable, options):
+                if part.control:
+                    yield part
+                    continue
+                # No link is ours: one in a markup that was not escaped leads elsewhere than it says.
+                style = part.style.update_link(None) if part.style is not None and part.style.link else part.style
+                yield Segment(printable(part.text, None), style)
+
+    return Clean
