@@ -83,7 +83,7 @@ def list_jobs(fleet: Fleet, as_json: Json = False, wide: Wide = False) -> None:
             used and f"{used}{tables.simulated_mark(simulated)}",
             escape(job.slot or ""),
             job.id[:8],
-            escape(job.problem or _unreported(job) or _wrote(job)),
+            escape("; ".join(filter(None, (job.problem, _unreported(job)))) or job.repeated or _wrote(job)),
         )
     tables.console().print(made)
 

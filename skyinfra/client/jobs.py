@@ -51,9 +51,10 @@ _PAUSE_S = 0.1
 class Job(Generic[T]):
     """A task that was left with the head. Made by `Pool.submit` with ``detach=``, and by `Pool.job`.
 
-    It goes on when this client ends, and starts again, from its beginning, where the head restarted before it had
-    ended: it runs at least once, and may run twice at the same time for a moment. name: unique among the jobs that the
-    head keeps. id: unique for ever. The head keeps the last thousand jobs that have ended, of at most 2 GiB.
+    It goes on when this client ends, and while the head restarts, but for one on the head's own node. It
+    runs at least once: where its slot is lost, it starts again from its beginning, see `JobInfo.repeated`. name: unique
+    among the jobs that the head keeps. id: unique for ever. The head keeps the last thousand jobs that have ended, of
+    at most 2 GiB.
     """
 
     def __init__(self, fleet: AskedFleet, info: JobInfo) -> None:
@@ -167,7 +168,8 @@ class Job(Generic[T]):
             hint = "Its files can be fetched when it has ended."
             raise InvalidField(f"the job is {info.state}", field="job", given=self.name, hint=hint)
         tree = self._fleet.in_loop(self._line.ask(services.job_files, job=self.id))
-        here = Here(Path(path).expanduser().absolute(), info.submitted, {})
+        since = info.submitted + self._fleet.in_loop(self._line.ahead())
+        here = Here(Path(path).expanduser().absolute(), since, {})
         return [] if tree is None else files.bring(self._fleet, tree, here, lines)
 
     def forget(self) -> None:
@@ -192,6 +194,12 @@ class Line:
         longest_s += _ANSWER_S
         connection = self._connection
         return await connection.again(lambda head: within(call(head, *_, **arguments), longest_s), connection.patience)
+
+    async def ahead(self) -> float:
+        """For how many seconds the clock of this machine is ahead of that of the head; 0 where that does not say it."""
+        with contextlib.suppress(NotSupported):
+            return time.time() - await self.ask(services.clock)
+        return 0.0
 
     async def submit(self, wanted: Submission, call: bytes) -> JobInfo:
         """Leaves a job with the head, which has it on its disk then."""

@@ -107,10 +107,10 @@ class DrainWatch:
         if drain is None:
             file.unlink(missing_ok=True)
             return
-        text = Interruption(drain.why, drain.until).dumps()
+        if drain == self.drain and file.exists():
+            return
         try:
-            if not file.exists() or file.read_text(encoding="utf-8") != text:
-                self.directory.write(file, text)
+            self.directory.write(file, Interruption.now(drain.why, drain.until).dumps())
         except StateDirectoryError as error:
             # The node is drained all the same; its tasks end without notice.
             logger.warning("%s", error)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import errno
 import functools
 import importlib
 import socket
@@ -38,6 +39,7 @@ from distributed.protocol.utils import msgpack_opts, unpack_frames
 from tornado.iostream import IOStream, SSLIOStream, StreamClosedError
 from tornado.tcpclient import TCPClient
 
+from skyinfra.engine import clock
 from skyinfra.engine.handshakes import HANDSHAKES
 from skyinfra.engine.reverse_connections import Parked
 from skyinfra.engine.waiting import within
@@ -53,6 +55,8 @@ SEND_INTERVAL_S = 0.001
 _LARGE_CALL = 1_000_000
 # Tasks that come within that long have the same priority, as those of Dask's own client.
 _FIFO_S = 0.1
+# Errors of a connection whose peer is not known to have ended.
+_CUT = frozenset((errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ENETUNREACH, errno.ENETDOWN))
 # What the peer of a new connection may take to say which compression it knows, as Dask does after TLS.
 GREETING_S = 30.0
 
@@ -92,6 +96,12 @@ def send_task(
     message["waited"] = waited
     client._send_to_scheduler(message)
     return future
+
+
+def was_cut(stream: Any) -> bool:
+    """Whether the connection of *stream*, which is closed, broke; one whose peer ended was closed by its machine."""
+    error = getattr(stream, "error", None)
+    return isinstance(error, OSError) and error.errno in _CUT
 
 
 async def run_on(client: Client, worker: str, function: Callable[..., object], *arguments: object) -> None:
@@ -136,13 +146,21 @@ def drop_events(scheduler: Scheduler, topic: str) -> None:
 
 
 def create_task(
-    scheduler: Scheduler, client: str, key: str, call: tuple[Callable[..., object], bytes, bytes], resources: object
+    scheduler: Scheduler,
+    client: str,
+    key: str,
+    call: tuple[Callable[..., object], bytes, bytes],
+    resources: object,
+    worker: str | None = None,
 ) -> None:
-    """Makes the state of one task as `Scheduler.update_graph` does, without graph and thread."""
-    from dask._task_spec import Task
-    from distributed.metrics import time as clock
+    """Makes the state of one task as `Scheduler.update_graph` does, without graph and thread.
 
-    now = clock()
+    worker: the address of the one that gets it while it is there.
+    """
+    from dask._task_spec import Task
+    from distributed.metrics import time
+
+    now = time()
     scheduler._create_taskstate_from_graph(
         start=now,
         dsk={key: Task(key, *call)},
@@ -150,12 +168,22 @@ def create_task(
         ordered={key: 0},
         client=client,
         annotations_by_type={},
-        global_annotations={"resources": resources},
+        global_annotations={"resources": resources, **_preferring(worker)},
         stimulus_id=f"skyinfra-task-{now}",
         submitting_task=None,
         span_metadata={"collections": []},
         fifo_timeout=_FIFO_S,
     )
+
+
+def _preferring(worker: str | None) -> dict[str, object]:
+    return {} if worker is None else {"workers": [worker], "allow_other_workers": True}
+
+
+def release_task(scheduler: Scheduler, client: str, key: str) -> None:
+    """Notes that *client*, which is none but by its name, does not want the task *key* any more."""
+    if client in scheduler.clients:
+        scheduler.client_releases_keys(keys=[key], client=client)
 
 
 def keep_no_spans(scheduler: Scheduler) -> None:
@@ -200,6 +228,57 @@ def on_exit(nanny: Nanny, on_exit_code: Callable[[int], object]) -> None:
         before(code)
 
     nanny._on_worker_exit_sync = ended
+
+
+def of_present_run(worker: Worker, event: Any) -> Any:
+    """Returns the *event* of an execution that ended as that of the run for which the scheduler waits.
+
+    The scheduler may have forgotten the task while it ran, and have asked for it again; or it may be another one.
+    """
+    task = worker.state.tasks.get(event.key)
+    if task is not None and hasattr(event, "run_id"):
+        event.run_id = task.run_id
+    return event
+
+
+# Why Dask closes a worker that has lost its scheduler.
+LOST = ("scheduler-close", "worker-handle-scheduler-connection-broken", "worker-heartbeat-missing")
+# After a scheduler that still takes this worker to be connected.
+_TAKEN_S = 0.5
+
+
+class _Unseen(dict[Any, Any]):
+    """The tasks of a worker, of which Dask sees none while it registers: it registers none that has some."""
+
+    def __bool__(self) -> bool:
+        return False
+
+
+def lose_scheduler(worker: Worker) -> None:
+    """Makes *worker* forget what its scheduler wanted, which is gone; a task that runs goes on."""
+    from distributed.batched import BatchedSend
+    from distributed.worker_state_machine import FreeKeysEvent
+
+    worker.batched_stream.abort()
+    worker.batched_stream = BatchedSend(interval="2ms", loop=worker.loop)
+    worker.handle_stimulus(FreeKeysEvent(keys=list(worker.state.tasks), stimulus_id=f"lost-{time.monotonic()}"))
+
+
+async def register_again(worker: Worker) -> None:
+    """Registers *worker* with the next scheduler at the address of the one that it has lost, however late that comes.
+
+    A task that still runs is one that Dask takes to be cancelled; when the scheduler asks for it, it is taken back.
+    """
+    worker.state.tasks = _Unseen(worker.state.tasks)
+    try:
+        while True:
+            try:
+                await worker._register_with_scheduler()
+                return
+            except ValueError:
+                await asyncio.sleep(_TAKEN_S)
+    finally:
+        worker.state.tasks = dict(worker.state.tasks)
 
 
 def is_cancelled(worker: Worker, key: object) -> bool:
@@ -535,5 +614,6 @@ class _Backend(TLSBackend):  # type: ignore[misc]
 
 def install_connections() -> None:
     """Opens and accepts every ``tls://`` connection of this process as above, from now on."""
+    clock.install()
     if not isinstance(registry.backends.get("tls"), _Backend):
         registry.backends["tls"] = _Backend()

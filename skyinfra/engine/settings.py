@@ -8,6 +8,7 @@ from pathlib import Path
 import dask
 from distributed.utils import get_mp_context
 
+from skyinfra.engine import clock
 from skyinfra.engine.handshakes import allow_files
 
 # Dask's defaults lose tasks or trust the network; each of these was measured.
@@ -45,6 +46,7 @@ _CONFIG = {
 def configure(*, scratch: Path) -> None:
     """Sets Dask up in this process and the workers that it will start. *scratch*: where it keeps temporary files."""
     quiet()
+    clock.install()
     allow_files()
     dask.config.set(_CONFIG)
     dask.config.set({"temporary-directory": str(scratch)})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Collection
 from typing import Any
 
 from distributed import Scheduler
@@ -14,6 +15,7 @@ from skyinfra.engine import dask_private
 from skyinfra.engine.executor import Executor
 from skyinfra.engine.waiting import within
 from skyinfra.errors import SkyinfraError, TaskFailed, TaskInputsLost
+from skyinfra.head import carried
 from skyinfra.head.relay import Relay
 from skyinfra.protocol import failures, questions
 from skyinfra.protocol.calls import Ending, Header, Outcome
@@ -58,10 +60,29 @@ class Execution:
             key: (slot, seconds) for slot, tasks in tasks_on_slots(self._scheduler).items() for key, _, seconds in tasks
         }
 
+    @property
+    def ended(self) -> bool:
+        """Whether the scheduler has ended: what it seems to have lost goes on, and the next one takes it over."""
+        return bool(self._scheduler.status != Status.running)
+
+    def in_service(self, slot: str) -> bool:
+        """Returns whether the worker of *slot* is registered."""
+        return slot in self._scheduler.aliases
+
+    def sent_to(self, key: str) -> str | None:
+        """Returns the slot that was given the task *key*, where it runs or is about to; None where none was."""
+        task = self._scheduler.tasks.get(key)
+        return None if task is None or task.processing_on is None else str(task.processing_on.name)
+
+    def release(self, key: str) -> None:
+        """Notes that the outcome of an attempt that was taken over is not wanted any more."""
+        carried.release(self._scheduler, key)
+
     async def run(
         self, header: Header, call: bytes, resources: Resources, waited: float = 0.0
     ) -> tuple[Ending, str | None] | None:
-        """Runs *call* on a slot; returns its end, and the slot's name. None: the scheduler lost it.
+        """Runs *call* on a slot; returns its end, and the slot's name. None: the scheduler lost it, or the worker that
+        carried it did.
 
         waited: for how many seconds the call has waited.
 
@@ -78,7 +99,10 @@ class Execution:
             return None
         try:
             # Whatever it claims to be: bytes are what they are.
-            ending = Ending.loads(b"".join(given.frames))
+            data = b"".join(given.frames)
+            if not data and header.adopted:
+                return None
+            ending = Ending.loads(data)
         except (AttributeError, TypeError, ValueError) as error:
             ending = _failed(TaskFailed(f"what the slot of {header.name} gave is no outcome: {error}"))
         if ending.missing:  # the head has no others
@@ -99,9 +123,10 @@ class Execution:
         except (SkyinfraError, OSError):  # the node has gone, or is of an older version
             return None
 
-    def leave(self) -> None:
-        """From now on, calls that are cancelled are not ended on their slots."""
+    def leave(self, keys: Collection[str]) -> None:
+        """From now on, calls that are cancelled are not ended on their slots; those with *keys* go on there."""
         self._closing = True
+        carried.hold(self._scheduler, keys)
 
     async def close(self) -> None:
         """Leaves the scheduler; calls that still run are forgotten."""

@@ -1,6 +1,7 @@
 """The jobs of the head: takes them from clients, keeps them in the journal, and has them run.
 
-A job that had not ended when the head did runs again, from its beginning: at least once is what a job is promised.
+A job that ran when the head ended goes on, and the next head takes it over; one whose worker does not come back runs
+again, from its beginning: at least once is what a job is promised.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ _PREFIX = 6
 
 
 class Jobs:
-    """The jobs of *journal*; `load` them first. ``handlers``: answer the calls about jobs. ``check``: see `Queue`."""
+    """The jobs of *journal*; `load` them first. ``handlers``: answer the calls about jobs. ``check``, ``claim``: see
+    `Queue`."""
 
     def __init__(self, journal: Journal, *, kept_jobs: int = KEPT_JOBS, kept_bytes: int = KEPT_BYTES) -> None:
         self._journal = journal
@@ -46,6 +48,7 @@ class Jobs:
         self._notices = Notices()
         self._closing = False
         self.check = self._queue.check
+        self.claim = self._queue.claim
         self.handlers = rpc.handlers(
             services.job_part.by(self._take_part),
             services.job_submit.by(self._submit),
@@ -61,18 +64,20 @@ class Jobs:
         )
 
     async def load(self) -> None:
-        """Reads the journal. Those that had not ended wait for their turn again."""
+        """Reads the journal. Of those that had not ended, the queue expects the workers back that ran them."""
         try:
             found = await asyncio.to_thread(self._journal.load)
         except OSError as error:
             logger.warning("the journal of jobs cannot be read: %s", error)
             return
         for record in found:
-            self._keep(record).note(notifications=forgotten(record.info))
+            job = self._keep(record)
+            job.note(notifications=forgotten(record.info))
+            self._queue.expect(job)
         await self._release_trees()
         unfinished = sum(not job.info.over for job in self._jobs.values())
         if unfinished:
-            logger.info("jobs that had not ended and run again: %d", unfinished)
+            logger.info("jobs that had not ended: %d", unfinished)
 
     def start(self, execution: Execution) -> None:
         """See `Queue.start`."""
@@ -234,6 +239,9 @@ class Jobs:
         if job.running and job.info.slot is not None:
             return replace(job.info, state="running")
         problem = None if view.takes(job.needs) else "no slot of the fleet takes it now"
+        if job.expected:
+            problem = f"it ran on {job.info.slot or 'a slot'} when the head ended, which is waited for"
+            return replace(job.info, started=None, problem=problem)
         if job.lacks:
             lacks = ", ".join(job.lacks)
             problem = f"waits for {lacks}, as its head started anew: `skyinfra jobs give STACK/POOL {job.info.name}`"

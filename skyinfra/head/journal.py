@@ -4,6 +4,7 @@ One folder in the node's directory, in it one for each job:
 
     jobs/ID/job.json   the job (`Record`)
     jobs/ID/call       its pickled call, until it has ended; never unpickled here
+    jobs/ID/sent       the key of its last attempt, and the slot to which that was sent, until it has ended
     jobs/ID/outcome    its `calls.Ending`, once it has ended by itself; the pickle in it is never read here
     jobs/.ID           a job whose call is on its way
     jobs/.gone-ID      one that is being forgotten
@@ -112,7 +113,11 @@ class Journal:
                 record = settled(record, ending, now=outcome.stat().st_mtime)
                 _write(place, record)
         if record.info.over:
-            (place / "call").unlink(missing_ok=True)
+            _drop(place)
+        elif (sent := place / "sent").exists():
+            key, _, slot = sent.read_text(encoding="utf-8").strip().partition(" ")
+            if slot and key == record.attempt().key:
+                record = replace(record, info=replace(record.info, slot=slot))
         return record
 
     def stage(self, identity: str, offset: int, data: bytes) -> int:
@@ -182,7 +187,11 @@ class Journal:
             replace_file(place / "outcome", outcome, durable=True)
         self.save(record)
         with writing(place):
-            (place / "call").unlink(missing_ok=True)
+            _drop(place)
+
+    def sent(self, record: Record, slot: str) -> None:
+        """Notes the slot to which the last attempt of the job was sent: the next head expects it there."""
+        replace_file(self._folder / record.info.id / "sent", f"{record.attempt().key} {slot}\n".encode(), durable=False)
 
     def call(self, record: Record) -> bytes:
         """The pickled call of a job that is to start now; what it needs is there then. Raises `StateDirectoryError`."""
@@ -237,6 +246,11 @@ class Journal:
         for place in self._folder.glob(".*"):
             if place.name.startswith(_GONE) or time.time() - place.stat().st_mtime > _STALE_S:
                 shutil.rmtree(place, ignore_errors=True)
+
+
+def _drop(place: Path) -> None:
+    for name in ("call", "sent"):
+        (place / name).unlink(missing_ok=True)
 
 
 def _write(place: Path, record: Record) -> None:

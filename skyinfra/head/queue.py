@@ -12,12 +12,13 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
 
 from skyinfra.engine.executor import may_pass, overdue
 from skyinfra.engine.waiting import Changes, within
 from skyinfra.errors import StateDirectoryError
+from skyinfra.head.carried import Claim
 from skyinfra.head.execution import Execution
 from skyinfra.head.fair_share import FairShare
 from skyinfra.head.journal import Journal, Record, settled
@@ -30,6 +31,10 @@ logger = logging.getLogger("skyinfra.runner")
 
 # How often slots that came or went are noticed, and tasks that are over their time, while jobs wait or run.
 _LOOK_S = 1.0
+# A job that was sent is at its slot within that long.
+_SENT_S = 0.1
+# Workers connect to a head that has started within that long: they try every second.
+_BACK_S = 20.0
 # Between two writes to a full disk.
 _RETRY_S = 5.0
 # A write that has begun when the scheduler ends may take so long.
@@ -42,17 +47,22 @@ Needs = tuple[tuple[str, int], ...]
 class Job:
     """A job in memory. size: its bytes on the disk, once it has ended. running: the task of asyncio that runs it.
 
-    key: of its last attempt. settling: its end is being written. writing: held while its record is written. secrets:
-    those of all tasks.
+    key: of its last attempt. sent: a key, and the slot that has it. settling: its end is being written. writing: held
+    while its record is written. came: when this head got it (``time.monotonic``). secrets: those of all tasks.
+    expected: it ran when the head ended, and may still run. adopted: its last attempt goes on, and is to be taken over.
     """
 
     record: Record
     size: int = 0
     running: asyncio.Task[None] | None = None
     key: str = ""
+    sent: tuple[str, str] = "", ""
     settling: bool = False
+    expected: bool = False
+    adopted: bool = False
     changes: Changes = field(default_factory=Changes)
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    came: float = field(default_factory=time.monotonic)
     secrets: HeadSecrets = field(default_factory=HeadSecrets)
 
     def __post_init__(self) -> None:
@@ -72,7 +82,7 @@ class Job:
     @property
     def waits(self) -> bool:
         """Whether it may be started."""
-        return not (self.info.over or self.settling or self.running or self.lacks)
+        return not (self.info.over or self.settling or self.running or self.lacks or self.expected)
 
     @property
     def lacks(self) -> tuple[str, ...]:
@@ -108,25 +118,53 @@ class Queue:
         self._loop: asyncio.Task[None] | None = None
         self._broken: BaseException | None = None
         self._unwritten = ""
+        self._since = time.monotonic()
+
+    def expect(self, job: Job) -> None:
+        """Waits with *job*, which had not ended when the head did: its last attempt may still run."""
+        if job.info.attempts and not job.info.over:
+            job.key, job.expected = job.record.attempt().key, True
+
+    def claim(self, key: str, slot: str) -> Claim | None:
+        """Takes over the attempt *key*, which went on while the head was away and is carried on *slot*.
+
+        Raises KeyError where it is not wanted: its job has ended, or began again.
+        """
+        job = next((job for job in self._jobs.values() if job.key == key), None)
+        if job is None or job.info.over or job.settling:
+            raise KeyError(key)
+        if not job.expected:
+            # The head was there all along, and the slot was not: the scheduler has given the attempt to another one.
+            if job.running and (self._execution is None or self._execution.sent_to(key) is None):
+                return None
+            raise KeyError(key)
+        job.expected, job.adopted = False, True
+        job.note(slot=slot)
+        logger.info("job %s still runs on %s", job.info.name, slot)
+        self.wake()
+        return Claim(replace(job.record.attempt(), adopted=True).dumps(), job.record.resources)
 
     def start(self, execution: Execution) -> None:
         """Runs jobs with *execution* from now on."""
         self._execution = execution
+        self._since = time.monotonic()
         self._loop = asyncio.create_task(self._run_all(execution), name="jobs")
         self._loop.add_done_callback(self._done)
 
     async def stop(self) -> None:
-        """Stops running jobs. Those that ran start again later, except where their end is being written already."""
+        """Stops running jobs, except where their end is being written already. They go on where their workers do."""
         if self._loop is None or self._execution is None:
             return
         await _cancelled([self._loop])
         self._loop = None
         if settling := [job.running for job in self._jobs.values() if job.running and job.settling]:
             await asyncio.wait(settling, timeout=_END_S)
-        self._execution.leave()
+        for job in self._jobs.values():
+            job.expected |= bool(job.running and job.key and not job.info.over)
+        self._execution.leave([job.key for job in self._jobs.values() if job.expected])
         await _cancelled([job.running for job in self._jobs.values() if job.running])
         for job in self._jobs.values():
-            job.settling, job.key = False, ""
+            job.settling = job.adopted = False
         await self._execution.close()
         self._execution = None
 
@@ -155,6 +193,7 @@ class Queue:
     async def _run_all(self, execution: Execution) -> None:
         while True:
             self._woken.clear()
+            self._miss(execution)
             for job in self._next(execution):
                 job.running = asyncio.create_task(self._run(job, execution), name=f"job {job.info.name}")
                 job.running.add_done_callback(self._done)
@@ -165,7 +204,8 @@ class Queue:
 
     def _next(self, execution: Execution) -> Iterator[Job]:
         """Yields the jobs to start now; the caller starts each one before it asks for the next."""
-        while True:
+        yield from [job for job in self._jobs.values() if job.adopted and not job.running]
+        while not execution.ended:
             waiting = [job for job in self._jobs.values() if job.waits]
             if not waiting:
                 self._fair_share.forget()
@@ -180,14 +220,37 @@ class Queue:
                 return
             yield self._jobs[selected.id]
 
+    def _miss(self, execution: Execution) -> None:
+        """Begins the jobs again that are expected, and whose worker did not come back with them."""
+        late = time.monotonic() - self._since > _BACK_S
+        for job in [each for each in self._jobs.values() if each.expected and not execution.ended]:
+            slot = job.info.slot
+            if job.info.over or late or (slot is not None and execution.in_service(slot)):
+                job.expected = False
+                self._repeat(job)
+
+    @staticmethod
+    def _repeat(job: Job) -> None:
+        if not job.info.over:
+            where = f" on {job.info.slot}" if job.info.slot else ""
+            why = f"attempt {job.info.attempts}{where} was lost while the head was away: it began again"
+            logger.warning("job %s: %s", job.info.name, why)
+            job.note(repeated=why)
+
     def _done(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and task.exception() is not None:
             self._broken = task.exception()
 
     async def _look(self) -> None:
         """Notes where jobs run, and ends those that are over their time."""
-        if not any(job.running for job in self._jobs.values()):
+        if self._execution is None or not any(job.running for job in self._jobs.values()):
             return
+        for job in [each for each in self._jobs.values() if each.running and not each.settling]:
+            slot = self._execution.sent_to(job.key)
+            if slot is not None and (job.key, slot) != job.sent:
+                job.sent = job.key, slot
+                with contextlib.suppress(StateDirectoryError):  # the next head waits longer for it then
+                    await self._write(job, partial(self._journal.sent, job.record, slot))
         running = self.view().running
         for job in [each for each in self._jobs.values() if each.running and each.key in running]:
             slot, seconds = running[job.key]
@@ -206,6 +269,9 @@ class Queue:
         try:
             while not (job.settling or job.info.over):
                 ending = await self._attempt(job, execution)
+                if ending is None and job.key and execution.ended:
+                    job.expected = True
+                    return
                 if ending is None or job.settling or job.info.over:
                     continue
                 if job.record.failures >= job.record.retries or not may_pass(ending):
@@ -218,6 +284,9 @@ class Queue:
 
     async def _attempt(self, job: Job, execution: Execution) -> Ending | None:
         """Returns the end of one attempt; None where it was lost or cancelled."""
+        if job.adopted:
+            return await self._take_over(job, execution)
+        job.key = ""
         job.note(attempts=job.info.attempts + 1, started=time.time(), slot=None, figures=None, written=None)
         await self._written(job, lambda: self._journal.save(job.record), ends=False)
         if job.settling or job.info.over:
@@ -226,7 +295,8 @@ class Queue:
         job.key = header.key
         try:
             call = await asyncio.to_thread(self._journal.call, job.record)
-            waited = time.time() - job.info.submitted if job.info.attempts == 1 else 0.0
+            waited = time.monotonic() - job.came if job.info.attempts == 1 else 0.0
+            asyncio.get_running_loop().call_later(_SENT_S, self.wake)
             ended = await execution.run(header, call, job.record.resources, waited)
         except StateDirectoryError as error:
             return _failed(error)
@@ -235,6 +305,20 @@ class Queue:
         ending, slot = ended
         job.note(slot=slot or job.info.slot)
         return ending
+
+    async def _take_over(self, job: Job, execution: Execution) -> Ending | None:
+        """Returns the end of the attempt that went on while the head was away; None where its worker has lost it."""
+        job.adopted = False
+        header = replace(job.record.attempt(), adopted=True)
+        try:
+            ended = await execution.run(header, b"", job.record.resources)
+        finally:
+            execution.release(header.key)
+        if ended is None:
+            self._repeat(job)
+            return None
+        job.note(slot=ended[1] or job.info.slot)
+        return ended[0]
 
     async def _settle(self, job: Job, ending: Ending) -> None:
         """Writes the end of a job that ended by itself."""

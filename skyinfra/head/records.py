@@ -27,7 +27,8 @@ Described = Mapping[str, Any]
 
 
 class _Ended(NamedTuple):
-    """A task that ended; worker: the description of its slot, which is read when somebody asks."""
+    """A task that ended, in times of ``time.monotonic``; worker: the description of its slot, which is read when
+    somebody asks."""
 
     key: str
     submitted: float
@@ -52,19 +53,20 @@ class Records(SchedulerPlugin):  # type: ignore[misc]
     def records(self) -> list[TaskRecord]:
         """Returns the last tasks that ended, in the order of their ends."""
         slots = {id(each.worker): slot_of(each.worker) for each in {id(e.worker): e for e in self._kept}.values()}
-        return [_record(each, slot) for each in self._kept if (slot := slots[id(each.worker)]) is not None]
+        since = time.time() - time.monotonic()
+        return [_record(each, slot, since) for each in self._kept if (slot := slots[id(each.worker)]) is not None]
 
     def came(self, key: str, waited: float) -> None:
         """Notes that the task *key*, which is about to come, has waited for so many seconds, at its client or here."""
-        self._came.setdefault(key, time.time() - max(0.0, waited))
+        self._came.setdefault(key, time.monotonic() - max(0.0, waited))
 
     def transition(self, key: str, start: str, finish: str, *_: Any, **details: Any) -> None:
         """Notes when a task comes, where it is sent, and when it ends."""
         if finish in _WAITS:
-            self._came.setdefault(key, time.time())
+            self._came.setdefault(key, time.monotonic())
             self._sent.pop(key, None)  # its worker is gone: it is sent anew
         elif finish == "processing":
-            now = time.time()
+            now = time.monotonic()
             self._came.setdefault(key, now)
             task = self._scheduler.tasks.get(key)
             if task is not None and task.processing_on is not None:
@@ -79,7 +81,7 @@ class Records(SchedulerPlugin):  # type: ignore[misc]
         if came is None or sent is None or task is None:
             return
         worker, started = sent
-        now = time.time()
+        now = time.monotonic()
         # The worker says how long it ran; a task that lay behind another one on its slot waited there.
         ran = [each["stop"] - each["start"] for each in measured or () if each.get("action") == "compute"]
         if ran:
@@ -95,15 +97,15 @@ def slot_of(extra: Described) -> InstanceInfo | None:
         return None
 
 
-def _record(ended: _Ended, slot: InstanceInfo) -> TaskRecord:
+def _record(ended: _Ended, slot: InstanceInfo, since: float) -> TaskRecord:
     # The resource "slot", without a name behind it, is that of every task.
     named = {kind: value for kind, _, value in (name.partition(":") for name in ended.resources) if value}
     bound = slot.profile if named.keys() & {"slot", "node"} else None
     return TaskRecord(
         key=ended.key,
-        submitted=ended.submitted,
-        started=ended.started,
-        ended=ended.ended,
+        submitted=since + ended.submitted,
+        started=since + ended.started,
+        ended=since + ended.ended,
         slot=slot.slot,
         profile=named.get("profile") or bound,
         memory_gb=ended.resources.get(GPU_MEMORY, 0) / 1000,

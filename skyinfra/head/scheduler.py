@@ -10,10 +10,11 @@ from distributed import Scheduler
 from distributed.comm import Comm
 from distributed.core import Status
 
-from skyinfra.engine import dask_private, forwarding
+from skyinfra.engine import carried, dask_private, forwarding
 from skyinfra.engine.reverse_connections import PARK, can_connect
 from skyinfra.engine.waiting import Changes
 from skyinfra.head import admission
+from skyinfra.head.carried import Adoption, Claims
 from skyinfra.head.execution import tasks_on_slots
 from skyinfra.head.leases import Leases
 from skyinfra.head.records import Records
@@ -27,6 +28,8 @@ from skyinfra.worker import execute
 
 # A node that left is taken to be replaced, or to come back, within that long: a purchase and a boot take minutes.
 _REPLACED_S = 900.0
+# A client that lives is back within that long after its connection was closed; the tasks of one that is not are ended.
+_CLIENT_BACK_S = 5.0
 # For a connection to a worker that has just registered.
 _REACH_S = 3.0
 
@@ -38,7 +41,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
     """A scheduler that gives nodes the *layout* of the fleet, and clients the slots that the fleet is to have.
 
     *handlers*: answer the calls of `skyinfra.protocol.services` that the scheduler does not answer itself. *secrets*:
-    those of tasks, where they are to outlive it.
+    those of tasks, where they are to outlive it. *claim*: of jobs that workers carry.
 
     ``identity()`` has a `FleetState` under `instance.STARTUP_KEY`.
     """
@@ -49,6 +52,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         layout: FleetLayout,
         handlers: Handlers | None = None,
         secrets: HeadSecrets | None = None,
+        claim: Claims | None = None,
         **keywords: Any,
     ) -> None:
         super().__init__(**keywords)
@@ -73,6 +77,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         self.stream_handlers[calls.TASK_MESSAGE] = self.take_task
         self._records = Records(self)
         self.add_plugin(self._records)
+        self.add_plugin(Adoption(claim))
         self._leases = Leases(self._slots_in_service, self.clients.__contains__, self._nodes_behind)
         own = rpc.handlers(
             services.layout.by(self._hand_on),
@@ -83,6 +88,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
             services.wait_inside.by(self.wait_inside),
             services.records.by(self._records.records),
             services.forget_topic.by(self.forget_topic),
+            services.clock.by(lambda: time.time()),
         )
         self.handlers.update({**own, **self._leases.handlers, **Tunnel(self).handlers, **self._secrets.handlers})
         self.handlers.update(handlers or {})
@@ -173,10 +179,13 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
 
     async def handle_stream(self, comm: Comm, extra: dict[str, Any] | None = None) -> None:
         """Takes the messages of a worker or a client for as long as it is connected."""
-        client = (extra or {}).get("client")
+        client = str((extra or {}).get("client"))
         if client in self.client_comms:
             dask_private.send_soon(self.client_comms[client])
+        stream = getattr(comm, "stream", None)
         await super().handle_stream(comm, extra)
+        if client in self.clients and client.startswith(calls.CLIENT_ID) and not dask_private.was_cut(stream):
+            self._end_later(client)
 
     def take_task(
         self,
@@ -207,6 +216,27 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         self._leases.client_gone(client)
         for topic in dask_private.unsubscribe(self, client, calls.TOPIC):
             self._secrets.forget(topic)
+
+    def _end_later(self, client: str) -> None:
+        """Ends the tasks that run for *client* alone, which has ended or left, unless it comes back and wants them."""
+        theirs = {
+            str(task.key): task.processing_on.address
+            for task in self.clients[client].wants_what
+            if task.processing_on is not None and len(task.who_wants) == 1
+        }
+
+        def end() -> None:
+            for key, worker in theirs.items():
+                if key not in self.tasks and worker in self.workers:
+                    self.abandon(worker, key)
+
+        if theirs:
+            self.loop.call_later(_CLIENT_BACK_S, end)
+
+    def abandon(self, worker: str, key: str) -> None:
+        """Ends the task *key* on *worker*, for which nobody waits any more. An earlier worker knows no such message."""
+        if carried.KEY in self.workers[worker].extra:
+            self.worker_send(worker, {"op": calls.ABANDON_MESSAGE, "key": key})
 
     def forget_topic(self, topic: str) -> None:
         """Drops the last events and the secrets of a client's *topic*, which leaves."""

@@ -62,6 +62,7 @@ async def start(
             layout=layout,
             handlers=handlers,
             secrets=jobs.secrets if jobs is not None else None,
+            claim=jobs.claim if jobs is not None else None,
             host=_bracketed(endpoint.address),
             port=endpoint.port,
             security=security,

@@ -15,8 +15,14 @@ from skyinfra.protocol import failures
 
 # The topics of our clients begin so: the head keeps nothing of them once their client is gone.
 TOPIC = "skyinfra-"
+# The names of clients, with which their ids begin: a connection that a program forwards may end before its client does.
+CLIENT = "direct"
+FORWARDED_CLIENT = "forwarded"
+CLIENT_ID = f"Client-{CLIENT}-"
 # A client's message on its stream to the head, with ``key``, ``header``, ``call`` and ``resources``.
 TASK_MESSAGE = "skyinfra-task"
+# The head's message on its stream to a worker, with ``key``: nobody waits for that task any more.
+ABANDON_MESSAGE = "skyinfra-abandon"
 # Outcomes of at most that many bytes travel as events, of which the head keeps the last thousand of each client.
 SMALL_OUTCOME = 8192
 # The event of a chunk, see `skyinfra.worker.execute`: the keys of tasks with their pickled outcomes, or `GIVEN_BACK`.
@@ -36,6 +42,8 @@ BESIDE = "SKYINFRA_BESIDE"
 PLACE = "SKYINFRA_PLACE"
 # Which of the files that the script writes its client wants: a JSON list of lines as in a .gitignore, perhaps empty.
 FETCH = "SKYINFRA_FETCH"
+# Fields of a header that earlier nodes do not know.
+_LATE = ("secrets", "env", "workdir", "fresh", "stream", "adopted")
 # Characters of the problem of a job.
 _PROBLEM = 300
 
@@ -78,7 +86,8 @@ class Header:
     tasks, see `skyinfra.worker.execute`. secrets: those that the node asks the head for. env: variables of the process
     while it runs. workdir: the path in the tree of the folder that its working directory is a copy of. fresh: it runs
     in a process that has run no task before, and runs none after it. stream: its function is a generator, whose items
-    are sent as they come.
+    are sent as they come. adopted: an attempt of a job that began before its head did: its outcome is wanted, and it is
+    not started.
     """
 
     key: str
@@ -95,10 +104,11 @@ class Header:
     workdir: str | None = None
     fresh: bool = False
     stream: bool = False
+    adopted: bool = False
 
     def dumps(self) -> bytes:
         """One line of JSON. Earlier nodes know nothing of what came later, and get no word of what is not used."""
-        late = {name for name in ("secrets", "env", "workdir", "fresh", "stream") if not getattr(self, name)}
+        late = {name for name in _LATE if not getattr(self, name)}
         given = asdict(self) | {"secrets": [each.to_json() for each in self.secrets]}
         return json.dumps({name: value for name, value in given.items() if name not in late}).encode()
 

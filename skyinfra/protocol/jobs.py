@@ -81,7 +81,8 @@ class JobInfo(_schema.Document, error=NodeError, source="job"):
     ran last. problem: why it failed, or waits, in one line. figures: what its last attempt used of the slot's device;
     None before it has ended, and where it was not measured: it took less than two seconds or so, or the device tells
     nothing. lacks: the names of the secrets that it waits for. notifications: of its end, by the head.
-    written: the files of its last attempt, once that has ended; None where it wrote none.
+    written: the files of its last attempt, once that has ended; None where it wrote none. repeated: why it began again
+    last after its head did, in one line; None where it did not.
     """
 
     name: Name
@@ -101,6 +102,7 @@ class JobInfo(_schema.Document, error=NodeError, source="job"):
     lacks: tuple[str, ...] = field(default=(), metadata={"later": True})
     notifications: tuple[Notification, ...] = field(default=(), metadata={"later": True})
     written: Written | None = field(default=None, metadata={"later": True})
+    repeated: str | None = field(default=None, metadata={"later": True})
 
     @property
     def key(self) -> str:

@@ -31,7 +31,6 @@ from skyinfra.runner import head_connection
 from skyinfra.runner.head_connection import HeadConnection
 from skyinfra.runner.reports import BootReports
 from skyinfra.runner.supervisor import pause
-from skyinfra.runner.workers import Workers
 
 logger = logging.getLogger("skyinfra.runner")
 
@@ -48,7 +47,6 @@ class Membership:
     """
 
     directory: NodeDirectory
-    workers: Workers
     changed: asyncio.Event
     respond: Respond
     endpoint: Endpoint | None = None
@@ -149,7 +147,7 @@ class Membership:
         return self._scheduler is not None and self._scheduler.status in (DaskStatus.closed, DaskStatus.failed)
 
     async def close(self) -> None:
-        """Ends the scheduler with the workers, or stops following it."""
+        """Ends the scheduler, or stops following it."""
         await self._disconnect()
         await self._stop_scheduler()
 
@@ -171,8 +169,7 @@ class Membership:
             )
             self._scheduler_made_from = made_from
             self._parts.push_async_callback(self._scheduler.close, reason="skyinfra-runner")
-            # A closing scheduler ends its workers; they start anew with the next one.
-            self._parts.push_async_callback(lambda: self.workers.stop(self.workers))
+            # A closing scheduler ends its workers, which start anew with the next one, but for those that run a job.
             self._parts.push_async_callback(jobs.stop)
             client = Credentials.derive(node.secret, role="client", name=node.name).security()
             jobs.start(Execution(self._scheduler, relay, client))

@@ -63,6 +63,8 @@ class Reconciler:
     _going: set[Wanted] = field(default_factory=set)
     _touched: set[Wanted] = field(default_factory=set)
     _endpoint: Endpoint | None = None
+    # The last drain, and when what runs then is ended (``time.monotonic``): the clock may jump meanwhile.
+    _ends: tuple[Drain, float] | None = None
 
     async def run(self, node: Node) -> bool:
         """Brings the node to what *node* says; False where something else was desired before that was done.
@@ -84,7 +86,9 @@ class Reconciler:
         The GPUs, and the scheduler of a head, stay as they are.
         """
         began = time.monotonic()
-        patience_s = math.inf if drain.until is None else drain.until - time.time()
+        if self._ends is None or self._ends[0] != drain:
+            self._ends = drain, math.inf if drain.until is None else began + drain.until - time.time()
+        patience_s = self._ends[1] - began
         self.membership.promise(node, (), drain=drain.why)
         while await self.workers.drain(self.workers, patience_s, since=began, why=drain.why):
             self.phase = "draining"

@@ -73,7 +73,7 @@ class Service:
         self._workers = Workers(directory)
         self._figures = TaskFigures(directory, lambda: metrics.measure(path, cheap=True))
         answers = Answers(path, self._workers.kill_task, self._figures.of, self._figures.all)
-        self._membership = Membership(directory, self._workers, self._reload, answers)
+        self._membership = Membership(directory, self._reload, answers)
         self._reconciler = Reconciler(directory, self._workers, self._membership, self._reload, partitions)
         self._drain = DrainWatch(directory, self._membership.may_drain, self._reload)
         self._declared = watch.Declared(path, directory)

@@ -35,7 +35,7 @@ from skyinfra.errors import (
     VersionMismatch,
 )
 from skyinfra.first_boot import report_client
-from skyinfra.protocol import rpc, services
+from skyinfra.protocol import calls, rpc, services
 from skyinfra.protocol.fleet import STATE_VERSION, FleetState, NodeFailure
 from skyinfra.protocol.instance import STARTUP_KEY, InstanceInfo
 from skyinfra.protocol.manifest import Manifest
@@ -286,11 +286,21 @@ class Asker:
 class Connection(Asker):
     """A Dask client of one fleet. Unlike what an `Asker` asks, it unpickles: results and exceptions of tasks.
 
-    topic: the scheduler's topic whose events go to *on_event*.
+    topic: the scheduler's topic whose events go to *on_event*. forwarded: whether a program here forwards the port of
+    the head.
     """
 
-    def __init__(self, manifest: Manifest, limits: Limits, *, topic: str, on_event: Callable[[Any], None]) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        limits: Limits,
+        *,
+        topic: str,
+        on_event: Callable[[Any], None],
+        forwarded: bool = False,
+    ) -> None:
         super().__init__(manifest, limits)
+        self._forwarded = forwarded
         self._topic = topic
         self._on_event = on_event
         self._client: Any = None
@@ -330,6 +340,7 @@ class Connection(Asker):
             asynchronous=True,
             set_as_default=False,
             timeout=timeout,
+            name=calls.FORWARDED_CLIENT if self._forwarded else calls.CLIENT,
         )
         self._prepare()
 

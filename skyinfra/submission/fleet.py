@@ -199,7 +199,13 @@ class Fleet(AskedFleet):
         super().__init__(manifest, limits)
 
     async def _open(self, limits: Limits) -> None:
-        self.connection = Connection(self.manifest, limits, topic=self.topic, on_event=self._on_event)
+        self.connection = Connection(
+            self.manifest,
+            limits,
+            topic=self.topic,
+            on_event=self._on_event,
+            forwarded=self._forwarding is not None,
+        )
         await self.connection.open()
         self.dispatcher = Dispatcher(self.connection, self.watcher, self.trees)
         await self.dispatcher.start()

@@ -265,7 +265,9 @@ class Terraform(python_terraform.Terraform):  # type: ignore[misc]
         if any(text.startswith("Failed to save state") for _, text in run.errors):
             raise not_saved(run.errors, run.unsaved, self.program, Path(self.working_dir))
         if interrupted:
-            raise DeployInterrupted(f"terraform {command} was interrupted", hint=_after_interruption(run.remote))
+            error = DeployInterrupted(f"terraform {command} was interrupted", hint=_after_interruption(run.remote))
+            error.exit_code = 128 + interrupted[0]
+            raise error
         if run.code not in (0, _CHANGES if "detailed_exitcode" in options else 0):
             if not run.plain:
                 run.plain.extend(run.printed.splitlines())

@@ -20,7 +20,7 @@ from skyinfra.engine import deaths
 from skyinfra.engine.deaths import Death
 from skyinfra.errors import SkyinfraError, StateDirectoryError, TaskAttemptsExceeded
 from skyinfra.node.kills import Kills
-from skyinfra.protocol import failures
+from skyinfra.protocol import failures, interruption
 from skyinfra.protocol.calls import ATTEMPTS
 from skyinfra.protocol.instance import NODE_DIRECTORY, instance_info
 from skyinfra.worker import output
@@ -41,14 +41,17 @@ _LONGEST_LINE = 4096
 # At the end of that file: how many bytes of its output the client of the task has.
 _SHOWN_AT, _SHOWN_DIGITS = _LONGEST_LINE - 32, 20
 _NOTHING_SHOWN = b"0" * _SHOWN_DIGITS
-_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+# A start: the uptime of the machine, in milliseconds.
+_START = b"%015d\n"
+_START_BYTES = 16
 
 
 @contextlib.contextmanager
 def counted(
     key: str, name: str, timeout: float | None = None, again: Callable[[Death | None], object] = lambda _: None
 ) -> Iterator[int]:
-    """Counts the starts of a task that has not ended, one byte each, in a file of the node; yields their number.
+    """Counts the starts of a task that has not ended, a line each, in a file of the node; yields their number.
 
     A worker process that dies leaves the file behind, and Dask starts the task again elsewhere: without a limit, a
     task that ends its process would do so for ever, and with it the other tasks of its workers. A task whose last start
@@ -68,7 +71,7 @@ def counted(
     try:
         if starts > 1:
             _check_earlier(key, name, starts, again)
-        if timeout is not None and before is not None and time.time() - before >= timeout:
+        if timeout is not None and before is not None and before >= timeout:
             raise failures.late(name, timeout)
         with _noted(key):
             yield starts
@@ -170,16 +173,21 @@ def _directory() -> Path:
 
 
 def _count_start(path: str) -> tuple[int, float | None]:
-    """Counts a start. Returns the number of starts, and the Unix time of the one before."""
+    """Counts a start. Returns the number of starts, and the seconds since the one before."""
     try:
         handle = os.open(path, _FLAGS, 0o644)
     except FileNotFoundError:
         os.makedirs(os.path.dirname(path), exist_ok=True)  # noqa: PTH103, PTH120
         handle = os.open(path, _FLAGS, 0o644)
     try:
-        before = os.fstat(handle)
-        os.write(handle, b".")
-        return (os.fstat(handle).st_size, before.st_mtime) if before.st_size else (1, None)
+        before, now = os.fstat(handle), interruption.uptime()
+        os.write(handle, _START % int(now * 1000))
+        if not before.st_size:
+            return 1, None
+        last = os.pread(handle, _START_BYTES, before.st_size - _START_BYTES)
+        # The clock may have been set since, and the machine booted: one of both is right.
+        since = min(time.time() - before.st_mtime, now - int(last) / 1000 if last.strip().isdigit() else 0.0)
+        return os.fstat(handle).st_size // _START_BYTES, since
     finally:
         os.close(handle)
 

@@ -154,6 +154,11 @@ def stop(key: str) -> None:
     """
     with _lock:
         _stopped.append(key)
+    abandon(key)
+
+
+def abandon(key: str) -> None:
+    """Stops the task *key* as `stop` does, where it runs; one that begins later is not stopped."""
     # Its starts so far do not count: its client may send it again.
     _ask(key, lambda: attempts.forgive(key))
 

@@ -30,7 +30,7 @@ from typing import TypeVar, cast
 from skyinfra.blobs import payload, unpicklable
 from skyinfra.blobs.payload import Payload
 from skyinfra.blobs.transfer import BlobsMissing
-from skyinfra.engine import main_thread
+from skyinfra.engine import carried, main_thread
 from skyinfra.engine.deaths import Death
 from skyinfra.errors import StateDirectoryError, TaskNotPicklable, TaskTimeout, TaskTooLarge
 from skyinfra.program import main as program
@@ -79,12 +79,16 @@ def run(header: bytes, call: bytes) -> Outcome | list[tuple[str, Outcome]] | byt
     A small outcome travels as an event of the task's topic, ``["outcome", key, pickled Outcome]``, ahead of the news
     that the task has ended: fetching the result from this process takes two more messages, and fails where the next
     task ends the process. A client whose connection broke meanwhile got no event, and does fetch it. The result of a
-    chunk is its large outcomes, that of a job its `Ending` in bytes.
+    chunk is its large outcomes, that of a job its `Ending` in bytes; none where it is adopted, and not here any more.
     """
     # Here, because the process of a rank needs the rest of this module alone.
     from distributed import get_worker
 
     task = Header.loads(header)
+    if task.whole and (kept := carried.take(task.key)) is not None:
+        return kept
+    if task.adopted:
+        return b""
     main_thread.admit(fresh=task.fresh)
     worker = get_worker()
 
@@ -101,11 +105,16 @@ def run(header: bytes, call: bytes) -> Outcome | list[tuple[str, Outcome]] | byt
         report(ITEM, task.key, Item(number, worker.address, data))
 
     sender = streaming.ItemSender(task.key, give) if task.stream else None
+    if task.whole:
+        carried.begin(task.key)
     outcome = _execute(task, call, report, say if task.echo else None, sender)
+    if task.whole:
+        ending = Ending.of(outcome).dumps()
+        carried.end(task.key, ending)
     if task.fresh:
         main_thread.replace_after_task()
     if task.whole:
-        return Ending.of(outcome).dumps()
+        return ending
     if task.topic and len(data := pickle.dumps(outcome)) <= SMALL_OUTCOME:
         report("outcome", task.key, data)
     return outcome

@@ -10,6 +10,7 @@ import asyncio
 import atexit
 import contextlib
 import json
+import logging
 import os
 import signal
 import sys
@@ -22,12 +23,14 @@ from distributed import Nanny, Worker, WorkerPlugin
 from distributed.core import Status
 from distributed.security import Security
 
-from skyinfra.engine import dask_private, main_thread, reverse_connections, settings
+from skyinfra.engine import carried, dask_private, main_thread, reverse_connections, settings
 from skyinfra.errors import NotSupported
 from skyinfra.node import children, shares
-from skyinfra.protocol import services
+from skyinfra.protocol import calls, services
 from skyinfra.protocol.instance import GPU_MEMORY, NODE_DIRECTORY, STARTUP_KEY, VARIABLE, InstanceInfo
 from skyinfra.worker import attempts, cancellation, output, secrets, stateful
+
+logger = logging.getLogger("skyinfra.runner")
 
 # A worker that cannot reach the scheduler for that long ends with its Nanny; the runner starts another one.
 _DEATH_TIMEOUT_S = 60
@@ -53,6 +56,9 @@ class SlotWorker(Worker):  # type: ignore[misc]
     *packages*: the folder with the node's packages for tasks, the first one on the import path. The process leads a
     process group, so that the processes that its tasks start can be killed with it. *group*: that of
     its slot, see `skyinfra.node.shares`.
+
+    A job that runs goes on while the head is away, and the worker waits for the next head, see `carried`; a worker
+    without one ends with its head, and another one starts.
     """
 
     def __init__(
@@ -61,6 +67,7 @@ class SlotWorker(Worker):  # type: ignore[misc]
         self.slot = slot
         self._heartbeat: asyncio.Task[Any] | None = None
         self._closing: asyncio.Task[None] | None = None
+        self._rejoining: asyncio.Task[None] | None = None
         self._replacing: asyncio.Task[None] | None = None
         settings.quiet()
         dask_private.install_connections()
@@ -78,7 +85,10 @@ class SlotWorker(Worker):  # type: ignore[misc]
             sys.path.insert(0, str(packages))
         executors = {"default": main_thread.EXECUTOR}
         super().__init__(*arguments, plugins=[_AbandonedTasks()], executor=executors, **keywords)
+        # It counts for the dashboard, and fails where a worker registers again.
+        self.extensions.pop("spans", None)
         self.handlers.update([services.drain.by(self.drain)])
+        self.stream_handlers[calls.ABANDON_MESSAGE] = self._abandon
 
     @staticmethod
     def lead(run: Callable[[], object]) -> None:
@@ -95,8 +105,9 @@ class SlotWorker(Worker):  # type: ignore[misc]
         main_thread.lead(run, _clean_up)
 
     async def get_startup_information(self) -> dict[str, Any]:
-        """Returns what Dask sends with the registration, and the slot."""
-        return {**await super().get_startup_information(), STARTUP_KEY: self.slot.to_json()}
+        """Returns what Dask sends with the registration, the slot, and the jobs that began for another head."""
+        mine = {STARTUP_KEY: self.slot.to_json(), carried.KEY: carried.keys()}
+        return {**await super().get_startup_information(), **mine}
 
     async def heartbeat(self) -> None:
         """Reports to the scheduler."""
@@ -106,11 +117,18 @@ class SlotWorker(Worker):  # type: ignore[misc]
         finally:
             self._heartbeat = None
 
+    async def execute(self, key: Any, *, stimulus_id: str) -> Any:
+        """Executes a task as Dask does."""
+        return dask_private.of_present_run(self, await super().execute(key, stimulus_id=stimulus_id))
+
     async def close(self, *arguments: Any, **keywords: Any) -> Any:
         """Ends the worker after a running report, which Dask would cut off and log as an error."""
+        if keywords.get("reason") in dask_private.LOST and self._runs_job():
+            return None
         self.periodic_callbacks["heartbeat"].stop()
-        if self._closing is not None:
-            self._closing.cancel()
+        for task in (self._closing, self._rejoining):
+            if task not in (None, asyncio.current_task()):
+                task.cancel()
         if self._heartbeat not in (None, asyncio.current_task()):
             await asyncio.wait({self._heartbeat}, timeout=_REPORT_S)
         return await super().close(*arguments, **keywords)
@@ -127,6 +145,48 @@ class SlotWorker(Worker):  # type: ignore[misc]
             if not await services.reach(self.scheduler, address=self.address):
                 await reverse_connections.leave(self)
 
+    def _runs_job(self) -> bool:
+        """Returns whether the worker goes on without its head, which is gone, for the next one."""
+        if not carried.keys() or self.status not in (Status.running, Status.paused):
+            return False
+        if self._rejoining is None or self._rejoining.done():
+            self._rejoining = asyncio.create_task(self._rejoin_or_end())
+        return True
+
+    async def _rejoin_or_end(self) -> None:
+        try:
+            await self._rejoin()
+        except Exception:
+            logger.exception("slot %s: cannot wait for another head, and ends", self.slot.slot)
+            await self.close(reason="skyinfra-rejoin")
+
+    async def _rejoin(self) -> None:
+        carried.lose()
+        for name in ("heartbeat", "keep-alive"):
+            self.periodic_callbacks[name].stop()
+        # The next head would answer a report that is on its way with that it does not know this worker.
+        for task in (self._closing, self._heartbeat):
+            if task is not None:
+                task.cancel()
+        dask_private.lose_scheduler(self)
+        # A paused worker could not hand over what it carries; whoever drains it does that again.
+        self.status: Status = Status.running
+        await dask_private.register_again(self)
+        self._closing = asyncio.create_task(self._leave_connections())
+        for key in carried.keys(lost=True):
+            # A head that knows nothing of it, such as one of an earlier version, does not say so.
+            asyncio.get_running_loop().call_later(_ABANDONED_S, self._abandon_lost, key)
+
+    def _abandon_lost(self, key: str) -> None:
+        if key in carried.keys(lost=True) and (self._rejoining is None or self._rejoining.done()):
+            self._abandon(key)
+
+    def _abandon(self, key: str, **_: object) -> None:
+        """Ends the task *key*, for which nobody waits any more, where it still runs."""
+        carried.forget(key)
+        if dask_private.is_cancelled(self, key):
+            cancellation.abandon(key)
+
     def replace(self) -> None:
         """Makes the Nanny start a new process in place of this one, after the task that runs.
 
@@ -138,7 +198,7 @@ class SlotWorker(Worker):  # type: ignore[misc]
 
     async def _replace(self) -> None:
         # The runner may take a worker that it has drained back into service: it is drained again.
-        while any(self.drain(True).values()):
+        while carried.keys(lost=True) or any(self.drain(True).values()):
             await asyncio.sleep(_DRAINED_S)
         self.periodic_callbacks["heartbeat"].stop()
         with contextlib.suppress(OSError):
@@ -151,13 +211,15 @@ class SlotWorker(Worker):  # type: ignore[misc]
         A paused worker starts nothing; the scheduler gives it no task, and moves those that have not started. More of
         them may still arrive, so this is called repeatedly. ``running``: the keys of the tasks that have started.
         ``kept``: the number of results that clients have not fetched.
+
+        One whose jobs no head has taken over yet stays in service: a paused one could not hand them over.
         """
         now, wanted = (Status.running, Status.paused) if on else (Status.paused, Status.running)
-        if self.status == now:
-            self.status: Status = wanted
+        if self.status == now and not (on and carried.keys(lost=True)):
+            self.status = wanted
         if self.status == Status.paused:
             dask_private.give_back_waiting(self)
-        return {"running": dask_private.running(self), "kept": len(self.data)}
+        return {"running": dask_private.running(self), "kept": max(len(self.data), carried.kept())}
 
 
 class _AbandonedTasks(WorkerPlugin):  # type: ignore[misc]
@@ -170,12 +232,16 @@ class _AbandonedTasks(WorkerPlugin):  # type: ignore[misc]
         self._worker = worker
 
     def transition(self, key: Any, start: str, finish: str, **_: Any) -> None:
-        if (start, finish) == ("executing", "released"):
+        if (start, finish) == ("executing", "released") and key not in carried.keys(lost=True):
             asyncio.get_running_loop().call_later(_ABANDONED_S, self._stop, key)
+        elif (start, finish) == ("cancelled", "waiting"):
+            carried.taken_over(str(key))
+        elif finish == "forgotten":  # the head has its outcome, or does not want it
+            carried.forget(str(key), lost=False)
 
     def _stop(self, key: Any) -> None:
-        if dask_private.is_cancelled(self._worker, key):
-            cancellation.stop(str(key))
+        if dask_private.is_cancelled(self._worker, key) and key not in carried.keys(lost=True):
+            cancellation.abandon(str(key))
 
 
 def _clean_up() -> None:

@@ -70,7 +70,7 @@ def test_what_root_could_not_do_is_the_nodes_status_until_it_can(make_node: Make
 async def made_after_a_reminder(node: RunningNode) -> tuple[Partition, ...] | None:
     """What root has made once it is asked a second time: systemd notices no request while root's part runs."""
     workers, superseded = Workers(node.directory), asyncio.Event()
-    membership = Membership(node.directory, workers, superseded, lambda *_: {})
+    membership = Membership(node.directory, superseded, lambda *_: {})
     reconciler = Reconciler(node.directory, workers, membership, superseded, partitions=False)
     waiting = asyncio.create_task(reconciler._made_by_root(RecordedHardware(node.config, node.directory)))
     while not (request := desired_file.read(node.directory).request):

@@ -6,7 +6,7 @@ import asyncio
 import errno
 import os
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -72,12 +72,19 @@ def test_turns_are_fair_whatever_is_submitted(submitted: list[tuple[str, int]]) 
 # The head -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(autouse=True)
+def nothing_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head that starts waits for no slot on which a job may still run."""
+    monkeypatch.setattr(queue, "_BACK_S", 0.0)
+
+
 class Slots:
     """Stands for a fleet: *count* slots, whose tasks end when the test says so."""
 
     def __init__(self, count: int = 1, **resources: int) -> None:
         self.there: list[dict[str, float]] = [{"slot": 1.0, **resources} for _ in range(count)]
         self.started: list[str] = []
+        self.adopted: list[str] = []
         self.stopped: list[str] = []
         self.closing = False
         self.tasks: dict[str, asyncio.Future[Outcome | None]] = {}
@@ -89,9 +96,9 @@ class Slots:
         return dict.fromkeys(self.tasks, ("n1/0", 1.0))
 
     async def run(
-        self, header: Header, call: bytes, resources: dict[str, int], waited: float
+        self, header: Header, call: bytes, resources: dict[str, int], waited: float = 0.0
     ) -> tuple[Ending, str | None] | None:
-        self.started.append(header.key.split("-")[0])
+        (self.adopted if header.adopted else self.started).append(header.key.split("-")[0])
         self.tasks[header.key] = asyncio.get_running_loop().create_future()
         try:
             outcome = await self.tasks[header.key]
@@ -106,8 +113,19 @@ class Slots:
     async def figures(self, slot: str, key: str) -> Figures | None:
         return Figures(2, memory_peak=7) if slot == "n1/0" and key.startswith("measured-") else None
 
-    def leave(self) -> None:
+    def leave(self, keys: Collection[str]) -> None:
         self.closing = True
+
+    def in_service(self, slot: str) -> bool:
+        return slot == "n1/0" and bool(self.there)
+
+    ended = False
+
+    def sent_to(self, key: str) -> str | None:
+        return "n1/0" if key in self.tasks else None
+
+    def release(self, key: str) -> None:
+        pass
 
     async def all_stopped(self) -> None:
         pass
@@ -248,6 +266,69 @@ def test_a_scheduler_that_is_started_anew_gets_what_the_other_had(tmp_path: Path
         assert (await head.info("one", 10)).state == "done"
 
     on_head(tmp_path, test)
+
+
+async def _one_runs(head: Head, fleet: Slots) -> None:
+    await head.submit("one")
+    await until(lambda: fleet.started == ["one"])
+
+
+def test_an_attempt_that_goes_on_is_taken_over_and_not_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue, "_BACK_S", 60.0)
+
+    async def second(head: Head, fleet: Slots) -> None:
+        info = await head.info("one")
+        assert (info.state, info.problem) == ("queued", "it ran on a slot when the head ended, which is waited for")
+        with pytest.raises(KeyError):
+            head.jobs.claim(f"{info.key}.2", "n2/0")
+        claim = head.jobs.claim(f"{info.key}.1", "n2/0")
+        assert claim is not None and Header.loads(claim.header).adopted
+        await until(lambda: fleet.adopted == ["one"])
+        with pytest.raises(KeyError):  # another slot has it, too
+            head.jobs.claim(f"{info.key}.1", "n2/1")
+        fleet.end("one")
+        info = await head.info("one", 10)
+        assert (info.state, info.attempts, info.repeated, fleet.started) == ("done", 1, None, [])
+        with pytest.raises(KeyError):
+            head.jobs.claim(f"{info.key}.1", "n2/0")
+
+    on_head(tmp_path, _one_runs)
+    on_head(tmp_path, second, slots=Slots(0))
+
+
+def test_an_attempt_that_its_worker_has_lost_begins_again_and_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue, "_BACK_S", 60.0)
+
+    async def second(head: Head, fleet: Slots) -> None:
+        head.jobs.claim(f"{(await head.info('one')).key}.1", "n2/0")
+        await until(lambda: fleet.adopted == ["one"])
+        next(iter(fleet.tasks.values())).set_result(None)
+        await until(lambda: fleet.started == ["one"])
+        fleet.end("one")
+        info = await head.info("one", 10)
+        said = "attempt 1 on n2/0 was lost while the head was away: it began again"
+        assert (info.state, info.attempts, info.repeated) == ("done", 2, said)
+
+    on_head(tmp_path, _one_runs)
+    on_head(tmp_path, second)
+
+
+def test_a_job_that_is_cancelled_while_its_slot_is_away_is_not_taken_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue, "_BACK_S", 60.0)
+
+    async def second(head: Head, fleet: Slots) -> None:
+        assert await head.ask(services.job_cancel, job="one")
+        info = await head.info("one")
+        with pytest.raises(KeyError):
+            head.jobs.claim(f"{info.key}.1", "n2/0")
+        assert (info.state, fleet.started, fleet.adopted) == ("cancelled", [], [])
+
+    on_head(tmp_path, _one_runs)
+    on_head(tmp_path, second)
 
 
 def test_a_task_that_the_scheduler_lost_runs_again(tmp_path: Path) -> None:

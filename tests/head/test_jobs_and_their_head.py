@@ -63,32 +63,6 @@ def test_a_job_that_ran_out_of_memory_says_what_would_carry_it(make_node: MakeNo
 
 
 @pytest.mark.slow
-def test_what_ran_on_another_node_ends_there_when_the_head_is_killed(make_node: MakeNode, tmp_path: Path) -> None:
-    head = make_node("n1", accelerator=h100(BIG[:1]))
-    head.boot()
-    scheduler = head.directory.scheduler_file.read_text().strip()
-    other = make_node("n2", accelerator=h100(BIG[:1]), head=False, scheduler=scheduler)
-    other.boot()
-    path = tmp_path / "run"
-    with head.pool(other) as pool:
-        until(lambda: len(pool.slots()) == 2, "both nodes are there")
-        job = pool.select(node="n2").submit(wait_for, str(path), detach="away")
-        until(lambda: starts(path), "it runs")
-        pid = head.status().pid
-        assert pid is not None
-        os.kill(pid, signal.SIGKILL)
-        head.boot()
-        until(lambda: len(starts(path)) == 2, "it runs again", seconds=120)
-        first, second = starts(path)
-        assert first != second
-        until(lambda: not Path(f"/proc/{first}").exists(), "the first one ended", seconds=120)
-        Path(f"{path}.open").touch()
-        job.result(timeout=60)
-        assert job.info().slot == "n2/0"
-        assert job.logs().splitlines() == ["started", "let through"]
-
-
-@pytest.mark.slow
 def test_an_orderly_stop_of_the_head_loses_no_job(make_node: MakeNode, tmp_path: Path) -> None:
     head = make_node("n1", accelerator=h100(BIG[:1]))
     head.boot()
@@ -155,7 +129,11 @@ def test_a_scheduler_that_ends_takes_no_job_with_it(
     with head.pool() as pool:
         job = pool.submit(wait_for, str(path), detach="running")
         until(lambda: starts(path), "it runs")
+        until(lambda: job.state == "running", "the head knows that it runs")
+        before = head.directory.log_file.read_text()
         inside.run(pid, script, inside.ENDS)
-        until(lambda: len(starts(path)) == 2, "it runs again, on the next scheduler")
+        until(lambda: "starting it again" in head.directory.log_file.read_text()[len(before) :], "it has ended")
+        until(lambda: job.state == "running", "the next scheduler has taken it over")
         Path(f"{path}.open").touch()
         job.result(timeout=60)
+        assert (len(starts(path)), job.info().attempts) == (1, 1)

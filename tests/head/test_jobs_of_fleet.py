@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -328,7 +329,9 @@ sys.exit(int(sys.argv[1]))
 """
 
 
-def test_files_of_a_script_are_kept_with_its_job(running: Running, tmp_path: Path, pool: Pool) -> None:
+def test_files_of_a_script_are_kept_with_its_job(
+    running: Running, tmp_path: Path, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     head, fleet = running
     script = tmp_path / "write.py"
     script.write_text(WRITER)
@@ -349,6 +352,15 @@ def test_files_of_a_script_are_kept_with_its_job(running: Running, tmp_path: Pat
         ("out/loss.csv.fetched", "beside"),
     ]
     assert (tmp_path / "b/out/loss.csv").read_text() == "mine"
+    # By the clock of this machine, which is an hour behind that of the head, and then one ahead.
+    real = time.time
+    for ahead in (-3600, 3600):
+        monkeypatch.setattr(time, "time", lambda ahead=ahead: real() + ahead)
+        for seconds, kept in ((10, ["b/out/loss.csv.fetched2", "b/out/loss.csv.fetched3"]), (-60, ["b/out/loss.csv"])):
+            os.utime(tmp_path / "b/out/loss.csv", times=(0, job.info().submitted + ahead + seconds))
+            assert str(job.fetch(tmp_path / "b", "*.csv")[0].relative_to(tmp_path)) in kept, (ahead, seconds)
+        (tmp_path / "b/out/loss.csv").write_text("mine")
+    monkeypatch.undo()
     with connect(fleet) as again:
         assert "; 2 files that they wrote go with the fleet" in str(keep(again.manifest, local_store(tmp_path, "demo")))
     job.forget()

@@ -50,9 +50,9 @@ class Head:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The time of the head, to be set."""
+    """The time of the head, to be set; a second number puts its clock forward."""
     now = [1000.0]
-    monkeypatch.setattr(records, "time", SimpleNamespace(time=lambda: now[0]))
+    monkeypatch.setattr(records, "time", SimpleNamespace(time=lambda: now[0] + sum(now[1:]), monotonic=lambda: now[0]))
     return now
 
 
@@ -64,6 +64,8 @@ def test_a_task_from_its_coming_to_its_end(clock: list[float]) -> None:
     clock[0] = 1040
     head.end("a-1", ran=12.5)
     assert head.one() == TaskRecord("a-1", 1000, 1027.5, 1040, "n1/1", "3g.40gb", 20.5, "3g.40gb", 40.0)
+    clock.append(3600.0)  # the clock of the machine is set: all of it moves
+    assert (head.one().submitted, head.one().started, head.one().ended) == (4600, 4627.5, 4640)
 
 
 def test_one_that_is_lost_came_when_it_came_first(clock: list[float]) -> None:

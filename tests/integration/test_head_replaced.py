@@ -77,8 +77,8 @@ def test_jobs_go_on_when_their_head_is_replaced(tmp_path: Path) -> None:
             for gate in gates.values():
                 gate.touch()
             assert {pool.job(name).result(timeout=60) for name in gates} == {(name, "kept") for name in gates}
-        # At least once: those that ran have begun again.
-        assert sorted(map(starts, gates.values())) == [1, 1, 2, 2]
+        # That of the other node went on; that of the head's own has begun again.
+        assert sorted(map(starts, gates.values())) == [1, 1, 1, 2]
     finally:
         skyinfra(here, "destroy", "--auto-approve")
     assert not processes(here) and not left(here)

@@ -13,13 +13,12 @@ from skyinfra.node.node import Node
 from skyinfra.protocol import services
 from skyinfra.protocol.manifest import Endpoint
 from skyinfra.runner.membership import Membership
-from skyinfra.runner.workers import Workers
 
 
 async def joined(node: RunningNode) -> tuple[list[Endpoint | None], str, bool]:
     """What `join` gives twice in a row, what is refused, and whether another layout is wanted."""
     changed = asyncio.Event()
-    membership = Membership(node.directory, Workers(node.directory), changed, lambda *_: {})
+    membership = Membership(node.directory, changed, lambda *_: {})
     loaded = Node.load(node.file)
     try:
         found = [await membership.join(loaded) for _ in range(2)]
@@ -54,7 +53,7 @@ async def closes_while_its_head_ends(node: RunningNode, monkeypatch: pytest.Monk
         raise OSError("the head hung up")
 
     monkeypatch.setattr(services, "take_questions", broken)
-    membership = Membership(node.directory, Workers(node.directory), asyncio.Event(), lambda *_: {})
+    membership = Membership(node.directory, asyncio.Event(), lambda *_: {})
     await membership.join(Node.load(node.file))
     await asking.wait()
     head_ends.set()

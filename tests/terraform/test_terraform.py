@@ -135,7 +135,7 @@ def test_an_interrupted_apply_saves_the_state_and_releases_the_lock(tmp_path: Pa
             time.sleep(0.05)
         process.send_signal(number)
         out, _ = process.communicate(timeout=60)
-        assert process.returncode == 130
+        assert process.returncode == 128 + number
         assert "skyinfra destroy" in out
     terraform = Terraform(tmp_path)
     with terraform.planned(lambda e: None, destroy=True) as plan:

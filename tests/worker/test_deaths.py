@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from skyinfra import TaskAttemptsExceeded
+from skyinfra import TaskAttemptsExceeded, TaskTimeout
 from skyinfra.engine.deaths import Death, causes, ended
-from skyinfra.protocol import instance
+from skyinfra.protocol import instance, interruption
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.worker import attempts
 from skyinfra.worker.attempts import Watch
@@ -89,3 +90,24 @@ def test_notes_of_tasks_that_went_on_elsewhere_do_not_pile_up(node: Path) -> Non
         attempts._note(node, f"task-{number}", Death(1, False, 0))
     left = {each.name for each in (node / "deaths").iterdir()}
     assert len(left) == attempts._MOST_NOTED and f"task-{attempts._MOST_NOTED + 19}" in left
+
+
+def test_a_clock_that_is_set_makes_no_task_late(node: Path) -> None:
+    file = node / "attempts" / "f-1"
+    long_ago = b"%015d\n" % 0
+
+    def again() -> None:
+        with attempts.counted("f-1", "f", timeout=min(60.0, interruption.uptime())) as starts:
+            assert starts == 2
+
+    begin(node, "f-1")
+    os.utime(file, (1000.0, 1000.0))  # the clock was put forward since
+    again()
+    begin(node, "f-1")
+    file.write_bytes(long_ago)  # the clock was put back since, or the machine was booted
+    again()
+    begin(node, "f-1")
+    file.write_bytes(long_ago)
+    os.utime(file, (1000.0, 1000.0))
+    with pytest.raises(TaskTimeout):
+        again()

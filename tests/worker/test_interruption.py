@@ -48,6 +48,13 @@ def test_a_task_sees_that_its_node_goes(folder: Path) -> None:
     assert Interruption("x", 1.0).seconds_left == 0
 
 
+def test_a_clock_that_is_set_changes_nothing_of_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    notice, real = Interruption.now("x", time.time() + 100), time.time
+    for ahead in (-3600, 3600):
+        monkeypatch.setattr(time, "time", lambda ahead=ahead: real() + ahead)
+        assert 0 < (notice.seconds_left or 0) <= 100
+
+
 def test_callbacks_run_once_beside_the_task_and_are_waited_for(folder: Path) -> None:
     ran: list[str] = []
     begun = threading.Event()
