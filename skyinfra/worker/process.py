@@ -123,7 +123,7 @@ class SlotWorker(Worker):  # type: ignore[misc]
 
     async def close(self, *arguments: Any, **keywords: Any) -> Any:
         """Ends the worker after a running report, which Dask would cut off and log as an error."""
-        if keywords.get("reason") in dask_private.LOST and self._runs_job():
+        if keywords.get("reason") in dask_private.LOST and self._rejoins():
             return None
         self.periodic_callbacks["heartbeat"].stop()
         for task in (self._closing, self._rejoining):
@@ -145,7 +145,7 @@ class SlotWorker(Worker):  # type: ignore[misc]
             if not await services.reach(self.scheduler, address=self.address):
                 await reverse_connections.leave(self)
 
-    def _runs_job(self) -> bool:
+    def _rejoins(self) -> bool:
         """Returns whether the worker goes on without its head, which is gone, for the next one."""
         if not carried.keys() or self.status not in (Status.running, Status.paused):
             return False
