@@ -113,6 +113,7 @@ def render(pool: Declared, cluster: Cluster, *, wheel: str | None) -> tuple[str,
         "memory_gb": math.ceil(pool.memory_gb) if pool.memory_gb else None,
         "cpus": max(pool.vcpus or 0, node.cpu_slots) or None,
         "gpus": len(pool.slots) if accelerated else None,
+        "gres": _gres(pool.slots) if accelerated else None,
         "simulated": json.dumps(node.simulate),
         "slots": json.dumps([{k: v for k, v in vars(slot).items() if v is not None} for slot in pool.slots]),
         "head": _node(pool, cluster, head=True),
@@ -206,8 +207,18 @@ def _of_kubernetes(pool: Declared, wheel: str | None, values: Mapping[str, Any])
         "members": json.dumps(members),
         "source": pool.runner or f"/opt/skyinfra/{wheel}",
         "requests": {resource: amount for resource, amount in requests.items() if amount},
-        "gpus": _resources(pool.slots) if values["gpus"] else None,
+        "gpus": (gpus := _resources(pool.slots) if values["gpus"] else {}),
+        "kinds": len(gpus),
     }
+
+
+def _gres(slots: tuple[ManifestSlot, ...]) -> str | None:
+    """Returns the devices of a node by their types, as `skyinfra mig export --format gres` names them.
+
+    None where all slots are of one kind, whose number says it whatever the cluster calls them, and for whole GPUs.
+    """
+    types = [mig.gpu_profile(slot.profile) for slot in slots if slot.profile]
+    return mig.gres_counts(types) if len({*types}) > 1 and len(types) == len(slots) else None
 
 
 def _resources(slots: tuple[ManifestSlot, ...]) -> dict[str, int]:

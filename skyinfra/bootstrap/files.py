@@ -124,6 +124,7 @@ def _environment() -> Environment:
     environment.filters["yaml"] = quoted
     environment.filters["sh"] = shlex.quote
     environment.filters["heredoc"] = heredoc
+    environment.filters["pod"] = pod
     return environment
 
 
@@ -138,6 +139,14 @@ def _unit(name: str) -> str:
 def template(name: str) -> Template:
     """Returns the template *name* of templates/node."""
     return _environment().get_template(name)
+
+
+def pod(text: str) -> str:
+    """Returns *text* for `env` and `args` of a container, where Kubernetes replaces ``$(NAME)`` and makes ``$$`` one.
+
+    See kubernetes/kubernetes third_party/forked/golang/expansion/expand.go, read 2026-11-25.
+    """
+    return text.replace("$", "$$")
 
 
 def heredoc(text: str) -> str:

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING
 
 import skyinfra
 from skyinfra.mig.advice import Advice, advise
-from skyinfra.mig.clusters import GresDevice, device_plugin, gres_actual, gres_declared, gres_type, mig_resource
+from skyinfra.mig.clusters import (
+    GresDevice,
+    device_plugin,
+    gres_actual,
+    gres_counts,
+    gres_declared,
+    gres_type,
+    mig_resource,
+)
 from skyinfra.mig.drawing import Picture, Segment, draw, picture, render
 from skyinfra.mig.drivers import check_driver, required_driver
 from skyinfra.mig.follow import Follow
@@ -91,6 +99,7 @@ __all__ = [
     "geometry",
     "gpu_profile",
     "gres_actual",
+    "gres_counts",
     "gres_declared",
     "gres_type",
     "is_off",

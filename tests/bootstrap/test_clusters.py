@@ -6,6 +6,7 @@ tests/integration/test_slurm.py.
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -41,10 +42,30 @@ def options(**fields: Any) -> list[str]:
 def test_the_options_of_the_job_are_what_is_declared() -> None:
     common = ["output=skyinfra-%j.log", "open-mode=append", "signal=B:TERM@60"]
     of_job = ["job-name=lab-mig", "nodes=2", "ntasks-per-node=1"]
-    mixed = ["cpus-per-task=4", "mem=33G", "tmp=100G", "gpus-per-node=24"]
+    gres = "gres=gpu:2g.20gb:8,gpu:1g.10gb+me:8,gpu:3g.40gb:8"
+    mixed = ["cpus-per-task=4", "mem=33G", "tmp=100G", gres]
     assert options(**POOLS["mixed"]) == [*of_job, *mixed, *common]
+    assert options(**POOLS["whole"])[3:-3] == ["gpus-per-node=1"]
     assert options(**POOLS["cpu"]) == [*of_job, "cpus-per-task=2", *common]
     assert options(**POOLS["simulated"]) == [*of_job, *common]
+
+
+def expanded(text: str, variables: dict[str, str]) -> str:
+    """As Kubernetes replaces variables in `env` and `args`: $(NAME) of a variable that there is, and $$ is a dollar."""
+    return re.sub(r"\$\$|\$\(([^()]*)\)", lambda m: "$" if m[1] is None else variables.get(m[1], m[0]), text)
+
+
+def test_pods_of_gpus_go_where_clouds_keep_others_off() -> None:
+    def tolerations(name: str) -> Any:
+        return stateful_set(declared(**POOLS[name]))["spec"]["template"]["spec"].get("tolerations")
+
+    assert tolerations("mixed") == [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
+    assert tolerations("cpu") is None
+
+
+def test_a_file_says_what_several_kinds_of_devices_need() -> None:
+    texts = {name: clusters.render(declared(**POOLS[name]), "kubernetes", wheel=WHEEL)[1] for name in POOLS}
+    assert [name for name, text in texts.items() if "deviceListStrategy=cdi-cri" in text] == ["mixed"]
 
 
 @pytest.mark.parametrize("name", POOLS)
@@ -58,8 +79,12 @@ def test_pods_write_what_was_declared(name: str, tmp_path: Path) -> None:
         runner = folder / "venv/bin/skyinfra-runner"
         runner.parent.mkdir(parents=True)
         runner.touch(mode=0o700)
-        own = script.replace("/var/lib/skyinfra", str(folder)).replace("/etc/skyinfra", str(tmp_path))
         environment = {"POD": f"lab-mig-{number}", "NAMESPACE": "ml", "PATH": "/usr/bin:/bin"}
+        own = (
+            expanded(script, {**environment, "HOME": "/"})
+            .replace("/var/lib/skyinfra", str(folder))
+            .replace("/etc/skyinfra", str(tmp_path))
+        )
         subprocess.run(["sh", "-euc", own], env=environment, check=True)
         config = NodeConfig.load(folder / "node.json")
         assert (config.node, config.head, config.given, config.grace_seconds) == (f"mig-{number}", not number, True, 45)

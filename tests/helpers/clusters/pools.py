@@ -23,7 +23,7 @@ def certificate() -> str:
     return str(security.tls_ca_file)
 
 
-ODD = {"PRICE": "$5 `touch x` $(touch y) \\n \\\\ \"quoted\" 'é'\n", "PLAIN": "1"}
+ODD = {"PRICE": "$5 $$5 $(HOME) $$(HOME) `touch x` $(touch y) \\n \\\\ \"quoted\" 'é'\n", "PLAIN": "1"}
 
 
 def declared(**fields: Any) -> Declared:
