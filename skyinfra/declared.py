@@ -216,14 +216,8 @@ def _path(model: type[Declaration], location: tuple[int | str, ...]) -> str:
 
 # Lines of an image ---------------------------------------------------------------------------------------------------
 
-# A requirement: of an index (PEP 508), a repository, an address, or a path of the node; with its markers as they are.
-_OF_INDEX = r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?\s*(\[[A-Za-z0-9._, -]*\])?"
-_RELEASE = r"(===|~=|==|!=|<=|>=|<|>)\s*[A-Za-z0-9.*+!_-]+"
-_RELEASES = rf"\(?{_RELEASE}(\s*,\s*{_RELEASE})*\)?"
-_ELSEWHERE = r"((git|hg|svn|bzr)\+|https?://|file:)\S+|\.{0,2}/\S+"
-_REQUIREMENT = re.compile(
-    rf"({_OF_INDEX}\s*({_RELEASES}|@\s*[a-z+]+:\S+)?|{_ELSEWHERE})(\s*;[^\x00-\x1f\x7f]+)?", re.ASCII
-)
+# What pip takes besides the requirements of PEP 508: a repository, an address, or a path of the node.
+_ELSEWHERE = re.compile(r"((git|hg|svn|bzr)\+|https?://|file:)\S+|/\S+", re.ASCII)
 # https://www.debian.org/doc/debian-policy/ch-controlfields.html: a name, of an architecture, a version or a release.
 # apt-get removes what ends with a dash.
 _PACKAGE = re.compile(
@@ -234,14 +228,20 @@ _PACKAGE = re.compile(
 
 def check_requirement(field: str, text: str) -> None:
     """Raises `InvalidField` where *text* is no requirement, but an option of pip, such as another index."""
-    if not _REQUIREMENT.fullmatch(text):
+    if _ELSEWHERE.fullmatch(text):
+        return
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    try:
+        Requirement(text)
+    except InvalidRequirement:
         raise InvalidField(
             "is no requirement that pip takes",
             field=field,
             given=text,
-            hint="Such as torch, torch==2.8.0, jax[cuda12]>=0.7, or the address of a wheel; one in each string. "
-            "Options are fields: index, extra_indexes, wheelhouse, proxy. Other commands of pip stand in run=[...].",
-        )
+            hint="Such as torch, torch==2.8.0, jax[cuda12]>=0.7, the address of a wheel, or its path on the nodes; one "
+            "in each string. Options are fields: index, extra_indexes, wheelhouse, proxy. Other commands are for run=[].",
+        ) from None
 
 
 def check_package(field: str, text: str) -> None:

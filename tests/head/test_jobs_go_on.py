@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from local_fleets.running_node import RunningNode, h100, until
-from tasks_on_nodes.jobs import BIG, manifest_of, starts, wait_for
+from local_fleets.running_node import BIG, RunningNode, h100, until
+from tasks_on_nodes.jobs import manifest_of, starts, wait_for
 from typer.testing import CliRunner
 
 from skyinfra.cli.app import app
