@@ -109,7 +109,7 @@ def _moved(
     what = counted(len(machines), "machine") if machines else counted(len(mine), "resource")
     cls = WrongAccount if field == "account_id" else PlaceChanged
     return cls(
-        f"{what} of the pool are in {there}: declared elsewhere, Terraform would not find them, and forget them",
+        f"the pool has {what} in {there}: declared elsewhere, Terraform would not find them, and forget them",
         field=f"{pool}.provider.{field}",
         given=here,
         hint=f"Nothing was changed. Destroy them first: skyinfra destroy {stack.name}\n"

@@ -85,8 +85,11 @@ def _group(attributes: Mapping[str, Any]) -> Machines:
 
 
 def _region(attributes: Mapping[str, Any]) -> str:
-    """Returns the region in the name of an AWS resource: ``arn:aws:ec2:us-east-1:123456789012:instance/i-0123``."""
-    return (attributes.get("arn") or ":::").split(":")[3]
+    """Returns the region in the name of an AWS resource: ``arn:aws:ec2:us-east-1:123456789012:instance/i-0123``.
+
+    Empty where it has no such name yet.
+    """
+    return "".join((attributes.get("arn") or "").split(":")[3:4])
 
 
 _READERS = {"aws_instance": _instance, "aws_autoscaling_group": _group}

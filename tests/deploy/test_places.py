@@ -81,12 +81,12 @@ def test_a_pool_in_another_place_is_refused(
         refuse_moved(stack(tmp_path, provider), [resource])
     said = str(caught.value)
     assert isinstance(caught.value, WrongAccount if field == "account_id" else PlaceChanged)
-    assert f"train.provider.{field}" in said and f"1 machine of the pool are in {there}" in said
+    assert f"train.provider.{field}" in said and f"the pool has 1 machine in {there}" in said
     assert "Destroy them first: skyinfra destroy fleet" in said and "another name" in said
 
 
 def test_a_resource_that_is_no_machine_is_not_forgotten_either(tmp_path: Path) -> None:
-    with pytest.raises(PlaceChanged, match="1 resource of the pool are in us-east-1"):
+    with pytest.raises(PlaceChanged, match="the pool has 1 resource in us-east-1"):
         refuse_moved(stack(tmp_path, sky.AWS(region="us-west-2")), [aws("aws_vpc")])
 
 
@@ -130,7 +130,7 @@ def test_a_variable_of_the_environment_that_names_another_place_is_refused(
     monkeypatch.setenv(variable, same)
     refuse_moved(made, [resource])
     monkeypatch.setenv(variable, other)
-    with pytest.raises(PlaceChanged, match=f"are in {same}"):
+    with pytest.raises(PlaceChanged, match=f"in {same}:"):
         refuse_moved(made, [resource])
 
 

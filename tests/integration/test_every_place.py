@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from cloud_modules.cases import CASES, CLOUDS, access
+from cloud_modules.cases import CASES, CLOUDS, access, of_project
 from far_end.stand_in import far_end
 from mock_provider.bed import Bed, served
 from terraform_projects.commands import skyinfra
@@ -61,6 +61,7 @@ def bed(tmp_path: Path) -> Iterator[Bed]:
             case.answers(bed.world)
             if case.api is not None:
                 bed.environment |= stack.enter_context(case.api(bed.world))[1]
+        of_project(bed.world, "my-project")
         for number, (kind, address) in enumerate(ADDRESSES.items()):
             bed.world.answer(kind, {address: f"198.51.100.{number}{{n}}"})
         yield bed

@@ -139,6 +139,12 @@ def gcp_answers(world: World) -> None:
     world.answer("google_compute_address", {"address": "10.84.0.{n}"})
 
 
+def of_project(world: World, project: str) -> None:
+    """Every resource of Google Cloud says that it is in *project*, as with a provider of that one."""
+    for kind in {*Schema.read("google").resources, *Schema.read("google-beta").resources}:
+        world.answer(kind, {"project": project})
+
+
 _GCP_DATA = "#cloud-config\n# @SKYINFRA_NODE@ @SKYINFRA_HEAD@ @SKYINFRA_BUCKET@/secret"
 
 GCP = ModuleCase(

@@ -96,7 +96,7 @@ def test_another_profile_of_another_account(fleet: Fleet) -> None:
 def test_another_region(fleet: Fleet) -> None:
     fleet.declare("region='us-west-2'")
     said = fleet.refused("deploy", "--auto-approve", "--no-wait")
-    assert "are in us-east-1" in said and "skyinfra destroy fleet" in said
+    assert "in us-east-1: declared elsewhere" in said and "skyinfra destroy fleet" in said
     # The way that the zone of the nodes was moved by.
     fleet.refused("deploy", "--auto-approve", "--no-wait", "--replace", 'module.cpu.terraform_data.zone["head"]')
 
@@ -112,7 +112,7 @@ def test_another_profile_of_the_environment_alone(fleet: Fleet) -> None:
 
 def test_another_declared_account(fleet: Fleet) -> None:
     fleet.declare(f"account_id={SECOND!r}")
-    assert f"are in {FIRST}" in fleet.refused("plan")
+    assert f"in {FIRST}: declared elsewhere" in fleet.refused("plan")
     fleet.declare(f"account_id={FIRST!r}")
     fleet.project.run("plan")
 
@@ -144,6 +144,7 @@ def test_terraform_itself_refuses(fleet: Fleet, declared: str, said: str) -> Non
         assert "move the nodes" not in printed[-1]
 
 
+@pytest.mark.long
 def test_a_stack_that_gets_another_name_keeps_its_nodes(fleet: Fleet) -> None:
     fleet.declare()
     running, main = fleet.running(), fleet.project.folder / "main.py"
@@ -182,6 +183,7 @@ def test_what_was_removed_by_other_means_is_said(fleet: Fleet) -> None:
     assert fleet.project.state()["resources"] == []
 
 
+@pytest.mark.long
 def test_a_pool_that_is_declared_elsewhere_is_destroyed_where_it_stands(fleet: Fleet) -> None:
     before = fleet.cloud.existing()
     fleet.declare()
