@@ -107,7 +107,7 @@ FILL = 0.1
 cause = "CapacityUnavailable"
 codes = []
 texts = ["FILL: what its API says"]
-quotes = [["FILL: a sentence of its API that has that", "FILL: the line of its source, or where it was recorded"]]
+quotes = [["FILL: what its API says, the whole sentence", "FILL: the line of its source, or where it was recorded"]]
 says = "{name} has no such machine there now"
 hint = "Declare another region or type, or run it again later."
 

@@ -119,8 +119,8 @@ resource "verda_instance" "node" {
   }
 
   lifecycle {
-    # A key that is changed is for machines that are made later.
-    ignore_changes       = [ssh_key_ids]
+    # A key, and a name, that is changed is for machines that are made later.
+    ignore_changes       = [description, ssh_key_ids]
     replace_triggered_by = [terraform_data.spot]
   }
 }

@@ -53,9 +53,11 @@ class Image(Declaration):
             return f"no source says which ROCm serves {accelerator.name}"
         if self.driver is None:
             return None if needed.least is None else f"the driver of {self.image} is not known here"
-        if needed.least is not None and version(self.driver) < version(needed.least):
+        has = version(self.driver)
+        # Of an image whose branch alone is known, the branch is compared: the node examines the rest.
+        if needed.least is not None and has < version(needed.least)[: len(has)]:
             return f"{accelerator} needs driver {needed.least} or later; {self.image} has {self.driver}"
-        if needed.last is not None and version(self.driver)[0] > version(needed.last)[0]:
+        if needed.last is not None and has[0] > version(needed.last)[0]:
             return f"driver {needed.last} is the last for {accelerator.name}; {self.image} has {self.driver}"
         return None
 

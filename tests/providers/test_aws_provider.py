@@ -225,7 +225,8 @@ def test_labels_that_cannot_be_tags(labels: dict[str, str], field: str) -> None:
 @pytest.mark.parametrize("region", ["us-gov-west-1", "cn-north-1", "mx-central-1"])
 def test_named_types_work_in_regions_whose_prices_are_not_known(region: str) -> None:
     gpu = select("A100-40GB:8", aws={"region": region, "instance_types": ["p4d.24xlarge"]})
-    assert gpu.machine_types == ("p4d.24xlarge",) and gpu.hourly_cost is None and gpu.price_note.endswith("not known")
+    assert gpu.machine_types == ("p4d.24xlarge",) and gpu.hourly_cost is None
+    assert "price not known" in gpu.price_note and f"no source here says that {region} has" in gpu.price_note
     assert "instance_types=" in str(refused(sky.InvalidField, "A100-40GB:8", aws={"region": region}))
     capped = refused(
         sky.NotSupported,

@@ -35,6 +35,9 @@ def selected(cloud: type[Any], accelerator: str, **fields: Any) -> providers.Sel
         ("B200", "proprietary", "580", "the open kernel modules"),
         ("B200", "open", "570.133.20", None),
         ("B300", "open", "570", "needs driver 580 or later"),
+        # A layout needs 580.82.07: an older point of the branch is refused, the branch alone may have it.
+        ("B300:1/1g.34gb*7", "open", "580", None),
+        ("B300:1/1g.34gb*7", "open", "580.65.06", "needs driver 580.82.07 or later"),
         ("L40S", "grid", "580", None),
         ("L40S", "grid", None, "the driver of i is not known here"),
         # A layout may need more than its part does.
