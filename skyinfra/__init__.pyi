@@ -81,6 +81,7 @@ from skyinfra.errors import RunsElsewhere as RunsElsewhere
 from skyinfra.errors import ScriptFailed as ScriptFailed
 from skyinfra.errors import SecretNotFound as SecretNotFound
 from skyinfra.errors import SkyinfraError as SkyinfraError
+from skyinfra.errors import SlotFailed as SlotFailed
 from skyinfra.errors import SlotLost as SlotLost
 from skyinfra.errors import SlotsHeld as SlotsHeld
 from skyinfra.errors import SpotPriceTooLow as SpotPriceTooLow

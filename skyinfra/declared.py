@@ -240,7 +240,7 @@ def check_requirement(field: str, text: str) -> None:
             field=field,
             given=text,
             hint="Such as torch, torch==2.8.0, jax[cuda12]>=0.7, the address of a wheel, or its path on the nodes; one "
-            "in each string. Options are fields: index, extra_indexes, wheelhouse, proxy; run=[] is for other commands.",
+            "in each string. Options are fields: index, extra_indexes, wheelhouse, proxy; run=[] has other commands.",
         ) from None
 
 

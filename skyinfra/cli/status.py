@@ -235,10 +235,11 @@ def _node_status(manifest: Manifest, node: ManifestNode, now: Snapshot | None, t
     promised = {f"{node.name}/{slot.index}": slot for slot in manifest.slots_of(node)}
     wanted = reported.slots.get(node.name, tuple(promised)) if reported else tuple(promised)
     out_of_service = reported.out_of_service.get(node.name) if reported else None
+    sick = reported.sick if reported else {}
     slots = [
         {
             **draining[name].to_json(),
-            "state": "draining",
+            "state": "sick" if name in sick else "draining",
             "waits_for": reported.draining.get(name, ()) if reported else (),
         }
         for name in draining
@@ -254,16 +255,26 @@ def _node_status(manifest: Manifest, node: ManifestNode, now: Snapshot | None, t
     gpus = strips([*live.values(), *draining.values()], to_be, tasks)
     for slot in slots:
         slot["tasks"] = [asdict(task) for task in tasks.get(str(slot["slot"]), ())]
+        slot["sick"] = sick.get(str(slot["slot"]))
+    why_sick = reported.sick_nodes().get(node.name) if reported else None
+    if any(name not in sick for name in draining):
+        state = "draining"
+    elif out_of_service and not live:
+        state = "drained"
+    elif why_sick:
+        state = "sick"
     return {
         "name": node.name,
         "id": node.id,
         "head": node.head,
         "address": node.address,
         "machine_type": node.machine_type,
-        "state": "draining" if draining else "drained" if out_of_service and not live else state,
+        "state": state,
         "failed": asdict(failed) if failed is not None else None,
         "drain_reason": out_of_service,
         "leaving": out_of_service,  # its name in the version before
+        "sick": why_sick,
+        "unwatched": reported.unwatched.get(node.name) if reported else None,
         "behind": bool(reported and node.name in reported.behind),
         "slots": sorted(slots, key=lambda slot: int(slot["worker"])),
         "gpus": gpus,
@@ -332,6 +343,11 @@ def _print_stack(status: dict[str, Any]) -> None:
             if node["behind"]:
                 text = f"{node['name']}: the head cannot connect to it, and uses the connections that its slots open"
                 out.print(text, soft_wrap=True)
+            if node["sick"]:
+                text = f"{node['name']} is sick, and takes no tasks on {node['sick']}"
+                out.print(f"[red]{escape(text)}[/]. `skyinfra doctor {pool['fleet']}` says more.", soft_wrap=True)
+            if node["unwatched"]:
+                out.print(f"{node['name']}: {escape(node['unwatched'])}", soft_wrap=True)
             if node["drain_reason"]:
                 out.print(f"{node['name']} is {node['state']}: {escape(node['drain_reason'])}", soft_wrap=True)
     if run := status.get("last_run"):

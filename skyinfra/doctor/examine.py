@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from skyinfra import desired
 from skyinfra.doctor import nvidia, packages, system, vendors
 from skyinfra.errors import InvalidNodeConfig, SkyinfraError
+from skyinfra.node import probe
 from skyinfra.node.folder import NodeDirectory
 from skyinfra.node.node import directory_of, file_sha256
 from skyinfra.protocol.findings import Finding
@@ -25,6 +27,8 @@ def examine(config: Path | None = None, *, root: Path = Path("/")) -> list[Findi
     looks = (
         _runner(directory) if directory is not None else (),
         _notices(directory) if directory is not None else (),
+        _watchdog(directory) if directory is not None else (),
+        _checks(directory) if directory is not None else (),
         nvidia.checks(node, directory, path, root),
         vendors.checks(node, directory, path, root),
         system.checks(node, directory, root),
@@ -69,6 +73,30 @@ def _notices(directory: NodeDirectory) -> Iterator[Finding]:
             "and let skyinfra-interrupt reach it; `journalctl -u skyinfra-interrupt` says more."
         )
         yield Finding("preemption notices", "wrong", why, "to be readable", todo)
+
+
+def _watchdog(directory: NodeDirectory) -> Iterator[Finding]:
+    """Says what is missing of that which starts the runner again."""
+    status = directory.status()
+    if status is not None and status.unwatched is not None and directory.holder() is not None:
+        todo = "Start it again: systemd does so on cloud nodes, the runner on others; its log says why it could not."
+        yield Finding("watchdogs", "wrong", status.unwatched, "to run", todo)
+
+
+def _checks(directory: NodeDirectory) -> Iterator[Finding]:
+    """Whether the node can do what each task needs, as the user of the tasks."""
+    if not directory.path.is_dir() or directory.path.stat().st_uid != os.geteuid():
+        return
+    wanted, todo = "files, descriptors, a thread and a process for each task", ""
+    try:
+        probe.check(directory.path)
+        found = "passed"
+    except Exception as error:  # noqa: BLE001 - whatever it is, a task would meet it
+        found = probe.said(error)
+        todo = (
+            "Its slots take no tasks; they do by themselves once this passes. Free what it lacks, or replace the node."
+        )
+    yield system.judged("checks of slots", not todo, found, wanted, todo)
 
 
 def _runner(directory: NodeDirectory) -> Iterator[Finding]:

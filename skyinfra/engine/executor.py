@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import pickle
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 import distributed
@@ -13,7 +14,7 @@ from distributed.client import FutureCancelledError
 
 from skyinfra.engine import dask_private
 from skyinfra.engine.waiting import within
-from skyinfra.errors import SkyinfraError, TaskAttemptsExceeded, TaskTimeout
+from skyinfra.errors import SkyinfraError, SlotFailed, TaskAttemptsExceeded, TaskTimeout, counted
 from skyinfra.protocol import failures, questions
 from skyinfra.protocol.calls import Ending, Outcome
 
@@ -26,16 +27,44 @@ _LISTENS_S = 0.5
 _ANSWER_S = 10.0
 # After a connection that failed; Dask needs time to notice that.
 _PAUSE_S = 0.1
+# Characters of the error of a slot.
+_WORDS = 1000
 # A task that is over its time is ended on its node within that long.
 _OVERTIME_S = 10.0
+# A task may be the reason itself where so many slots, on so many nodes, fail with it; and where more slots do.
+_FEW_SLOTS, _MANY_NODES, _MOST_SLOTS = 4, 5, 64
 # Errors that every attempt meets.
-_LASTING = ("skyinfra.TaskNotPicklable", "skyinfra.TaskTooLarge", "skyinfra.TaskAttemptsExceeded")
+_LASTING = tuple(
+    f"skyinfra.{name}" for name in ("TaskNotPicklable", "TaskTooLarge", "TaskAttemptsExceeded", "SlotFailed")
+)
 # Of a task that called sys.exit() because it was done.
 _DONE = ("SystemExit", "SystemExit: 0", "SystemExit: None")
 
 
 class ItemsLost(Exception):
     """Items of a generator were lost with the connection: the call has to be sent again."""
+
+
+@dataclass
+class Moves:
+    """The slots that could not run a task for reasons of their own, and for which it was sent to another one.
+
+    They count as none of its attempts, until it has met so many that it may be the reason itself: on each node that
+    there is, or on several.
+    """
+
+    slots: list[str] = field(default_factory=list)
+
+    def may_go_on(self, slot: str, nodes: int) -> bool:
+        """Notes that *slot* failed; returns whether the task may be sent again, in a fleet of so many *nodes*."""
+        self.slots.append(slot)
+        met = {each.rpartition("/")[0] for each in self.slots}
+        return len(self.slots) < _MOST_SLOTS and (len(self.slots) < _FEW_SLOTS or len(met) < min(nodes, _MANY_NODES))
+
+    @property
+    def text(self) -> str:
+        """A sentence for the error of the task."""
+        return f"It was sent to {counted(len(self.slots), 'slot')}, and each failed: {', '.join(self.slots)}."
 
 
 class Fleet(Protocol):
@@ -81,7 +110,7 @@ class Executor:
         waited: for how many seconds the call has waited to be sent, for the records of the head.
 
         Returns what *take* makes of the events under the key, as soon as that is not None; else the call's result.
-        None: the head or the connection lost the call or its result. Raises `TaskAttemptsExceeded`, what
+        None: the head or the connection lost the call or its result. Raises `TaskAttemptsExceeded`, `SlotFailed`, what
         `Fleet.ready` raises, and `ItemsLost` where *take* does: the call is ended on its slot then.
         """
         await self._fleet.ready()
@@ -140,8 +169,12 @@ class Executor:
             await asyncio.wait((arrival, ended), return_when=asyncio.FIRST_COMPLETED)
             if arrival.done():
                 return arrival.result()
-            if (error := ended.result()) is not None:
+            error = ended.result()
+            if isinstance(error, distributed.KilledWorker | FutureCancelledError):
                 raise error
+            if error is not None:
+                # The code that runs a task raises nothing: its slot could not even load it.
+                raise SlotFailed(f"a slot could not run the call: {type(error).__name__}: {error}"[:_WORDS])
             return await future
         finally:
             ended.cancel()

@@ -44,10 +44,11 @@ class Webhook:
 
 @dataclass(frozen=True)
 class Notice:
-    """The end of a job, or of a script that a client waited for.
+    """The end of a job, or of a script that a client waited for; or that a node is sick while a job has not ended.
 
-    state: ``done``, ``failed`` or ``cancelled``. seconds: those of its last attempt. slot: where that ran. exit_code:
-    of a script, as a shell gives it. id: of a job. None: not known.
+    state: ``done``, ``failed`` or ``cancelled``; ``sick`` of a node, whose name is ``node NAME`` then. seconds: those
+    of its last attempt. slot: where that ran. exit_code: of a script, as a shell gives it. id: of a job. None: not
+    known.
     """
 
     pool: str

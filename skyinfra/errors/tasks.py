@@ -89,6 +89,16 @@ class JobCancelled(TaskError):
     """
 
 
+class SlotFailed(TaskError):
+    """Slots could not run the task for reasons of their own: a full disk, a file system that is read-only, no memory.
+
+    It was sent to others, which used none of its retries, until it had met so many that it may be the reason itself.
+
+    Cure: `skyinfra status` and `skyinfra doctor` name the nodes and what they lack; once they have that, their slots
+    take tasks again by themselves.
+    """
+
+
 class SlotLost(TaskError):
     """The slot that the task was bound to is gone.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 from distributed import Scheduler
@@ -14,7 +15,7 @@ from distributed.security import Security
 from skyinfra.engine import dask_private
 from skyinfra.engine.executor import Executor
 from skyinfra.engine.waiting import within
-from skyinfra.errors import SkyinfraError, TaskFailed, TaskInputsLost
+from skyinfra.errors import SkyinfraError, SlotFailed, TaskFailed, TaskInputsLost
 from skyinfra.head import carried
 from skyinfra.head.relay import Relay
 from skyinfra.protocol import failures, questions
@@ -53,6 +54,10 @@ class Execution:
         return [
             dict(worker.resources) for worker in self._scheduler.workers.values() if worker.status == Status.running
         ]
+
+    def nodes(self) -> int:
+        """Returns how many nodes have slots, in service or not."""
+        return len({str(worker.name).rpartition("/")[0] for worker in self._scheduler.workers.values()})
 
     def running(self) -> dict[str, tuple[str, float]]:
         """Returns slot and seconds of the running tasks, by their keys, as the workers reported last."""
@@ -94,7 +99,8 @@ class Execution:
             given: dask_private.Serialized | None = await attempt
         except Exception as error:  # noqa: BLE001 - errors of Dask about a call end its job
             error.__context__ = None
-            return _failed(error.with_traceback(None)), None
+            failed = _failed(error.with_traceback(None))
+            return replace(failed, slot_failed="") if isinstance(error, SlotFailed) else failed, None
         if given is None:
             return None
         try:

@@ -149,6 +149,10 @@ class Jobs:
         if found.info.over:
             self._send_notices(found)
 
+    def tell_sick(self, node: str, why: str) -> None:
+        """Tells the webhooks of jobs that have not ended that *node* is sick, and *why*."""
+        self._notices.sick(node, why)
+
     def _send_notices(self, job: Job) -> None:
         """Tells the webhooks of *job*, which has ended; its record says what became of it then."""
 

@@ -1,4 +1,6 @@
-"""Tells webhooks of the end of jobs. Their addresses are in the head's memory alone, as secrets are.
+"""Tells webhooks of the end of jobs, and meanwhile of nodes that become sick.
+
+Their addresses are in the head's memory alone, as secrets are.
 
 A head that starts anew has forgotten them: the job's record says so, and they can be given again.
 """
@@ -11,6 +13,7 @@ import logging
 import threading
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
+from typing import Any
 
 from skyinfra.engine.notifications import Notice, Webhook, post, webhooks
 from skyinfra.errors import NotSupported
@@ -34,7 +37,7 @@ class Notices:
     def __init__(self) -> None:
         self._kept: dict[str, tuple[str, tuple[Webhook, ...]]] = {}
         self._room = asyncio.Semaphore(_AT_ONCE)
-        self._sending: set[asyncio.Task[None]] = set()
+        self._sending: set[asyncio.Task[Any]] = set()
 
     def keep(self, job: str, pool: str, urls: Collection[str], known: Collection[str]) -> tuple[Notification, ...]:
         """Keeps *urls* in place of those that *job* had. *pool*: its name in the notice. *known*: ids of all jobs.
@@ -63,6 +66,14 @@ class Notices:
             self._sending.add(task)
             task.add_done_callback(self._sending.discard)
 
+    def sick(self, node: str, why: str) -> None:
+        """Tells the webhooks of all jobs that have not ended that *node* takes no tasks, and *why*; returns at once."""
+        for pool, webhook in {each.url: (pool, each) for pool, found in self._kept.values() for each in found}.values():
+            notice = Notice(pool, f"node {node}", "sick", problem=why)
+            task = asyncio.create_task(self._post(webhook, notice), name=f"notice of {node}")
+            self._sending.add(task)
+            task.add_done_callback(self._sending.discard)
+
     async def stop(self) -> None:
         """Waits a moment for what is being sent."""
         if self._sending:
@@ -76,8 +87,13 @@ class Notices:
             problem = await _in_thread(lambda: post(webhook, notice))
         if problem is None:
             return Notification(webhook.host, "sent")
-        logger.warning("job %s: %s was not notified: %s", notice.name, webhook.host, problem)
+        what = f"{notice.name} is sick" if notice.state == "sick" else f"job {notice.name}"
+        logger.warning("%s: %s was not notified of %s: %s", what, webhook.host, _of(notice), problem)
         return Notification(webhook.host, "failed", problem)
+
+
+def _of(notice: Notice) -> str:
+    return "that" if notice.state == "sick" else "its end"
 
 
 def forgotten(info: JobInfo) -> tuple[Notification, ...]:

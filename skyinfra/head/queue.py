@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import NamedTuple
 
-from skyinfra.engine.executor import may_pass, overdue
+from skyinfra.engine.executor import Moves, may_pass, overdue
 from skyinfra.engine.waiting import Changes, within
 from skyinfra.errors import StateDirectoryError
 from skyinfra.head.carried import Claim
@@ -265,7 +265,8 @@ class Queue:
     # One of them ----------------------------------------------------------------------------------------------------
 
     async def _run(self, job: Job, execution: Execution) -> None:
-        """Runs the job to its end, with its retries."""
+        """Runs the job to its end, with its retries; a slot that fails it costs none."""
+        moves = Moves()
         try:
             while not (job.settling or job.info.over):
                 ending = await self._attempt(job, execution)
@@ -273,6 +274,8 @@ class Queue:
                     job.expected = True
                     return
                 if ending is None or job.settling or job.info.over:
+                    continue
+                if ending.slot_failed is not None and moves.may_go_on(ending.slot_failed, execution.nodes()):
                     continue
                 if job.record.failures >= job.record.retries or not may_pass(ending):
                     await self._settle(job, ending)

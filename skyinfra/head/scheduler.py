@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from distributed import Scheduler
@@ -22,14 +24,18 @@ from skyinfra.head.secrets import HeadSecrets
 from skyinfra.head.tunnel import Forwards, Tunnel
 from skyinfra.protocol import calls, fleet, rpc, services
 from skyinfra.protocol.fleet import FleetLayout, FleetState, FollowState, NodeFailure
-from skyinfra.protocol.instance import STARTUP_KEY
+from skyinfra.protocol.instance import SICK_KEY, STARTUP_KEY
 from skyinfra.protocol.rpc import Handlers
 from skyinfra.worker import execute
+
+logger = logging.getLogger("skyinfra.runner")
 
 # A node that left is taken to be replaced, or to come back, within that long: a purchase and a boot take minutes.
 _REPLACED_S = 900.0
 # A client that lives is back within that long after its connection was closed; the tasks of one that is not are ended.
 _CLIENT_BACK_S = 5.0
+# Characters of why a slot fails.
+_WORDS = 300
 # For a connection to a worker that has just registered.
 _REACH_S = 3.0
 
@@ -65,6 +71,12 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         self._boot_failures: dict[str, NodeFailure] = {}
         # Why a node leaves, and when it last said so.
         self._out_of_service: dict[str, tuple[str, float]] = {}
+        # Why slots take no tasks: as their workers say, and as the runner of a node says of those that do not start.
+        self._failing: dict[str, str] = {}
+        self._not_started: dict[str, dict[str, str]] = {}
+        self._unwatched: dict[str, str] = {}
+        # Gets a node and why it is sick, once each time that it becomes so.
+        self.on_sick: Callable[[str, str], object] = lambda node, why: None
         # The slots whose tasks wait for other tasks of the fleet, and when they last said so.
         self._inside: dict[str, float] = {}
         # The addresses of workers that cannot be connected to.
@@ -84,6 +96,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
             services.reach.by(self.reach),
             services.promise.by(self.promise),
             services.leave.by(self.leave),
+            services.report.by(self.report),
             services.running.by(lambda: tasks_on_slots(self)),
             services.wait_inside.by(self.wait_inside),
             services.records.by(self._records.records),
@@ -140,6 +153,34 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         self._out_of_service[node] = why, time.monotonic()
         return True
 
+    def report(self, node: str, not_started: dict[str, str], unwatched: str | None) -> None:
+        """Notes which slots of *node* are not there as their workers do not start, and why; and whether something is
+        missing there that starts its runner again."""
+        with self._noting_sick():
+            self._not_started[node] = dict(not_started)
+        self._unwatched.pop(node, None)
+        if unwatched is not None:
+            self._unwatched[node] = unwatched
+
+    @contextlib.contextmanager
+    def _noting_sick(self) -> Iterator[None]:
+        """Tells who is to hear of it of each node that becomes sick in the body."""
+        before = self._sick()
+        yield
+        known = {slot.rpartition("/")[0] for slot in before}
+        for slot, why in sorted(self._sick().items()):
+            node = slot.rpartition("/")[0]
+            if node not in known:
+                known.add(node)
+                logger.warning("node %s is sick, its slots take no tasks: %s", node, why)
+                self.on_sick(node, why)
+
+    def _sick(self) -> dict[str, str]:
+        """Returns the slots that take no tasks for a reason of their node, and that reason."""
+        there = {str(worker.name) for worker in self.workers.values()}
+        absent = {slot: why for slots in self._not_started.values() for slot, why in slots.items() if slot not in there}
+        return {**absent, **{slot: why for slot, why in self._failing.items() if slot in there}}
+
     def wait_inside(self, slots: list[str]) -> list[str]:
         """Notes that the task on *slots* waits for other tasks, none of which runs; the slots of all such tasks."""
         now = time.monotonic()
@@ -161,7 +202,8 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
             self.follow_state,
             self.declared_secrets,
         )
-        return {**super().identity(n_workers), STARTUP_KEY: state.to_json()}
+        problems = {"sick": self._sick(), "unwatched": dict(self._unwatched)}
+        return {**super().identity(n_workers), STARTUP_KEY: state.to_json(), SICK_KEY: problems}
 
     async def handle_worker(self, comm: Comm, worker: str) -> None:
         """Serves a worker for as long as it is connected."""
@@ -171,6 +213,8 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
 
     async def remove_worker(self, address: str, *arguments: Any, **keywords: Any) -> Any:
         """Forgets a worker, which may have died; the ranks on it are lost."""
+        if address in self.workers:
+            self._failing.pop(str(self.workers[address].name), None)
         removed = await super().remove_worker(address, *arguments, **keywords)
         self._leases.worker_gone(address)
         self._behind.discard(address)
@@ -206,9 +250,24 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
 
     def log_worker_event(self, worker: str, topic: str | Collection[str], msg: Any) -> None:
         """Sends an event of a worker to the clients that listen; drops an event of ours without a listener."""
+        if topic == calls.SLOT_FAILS:
+            self._note_failing(worker, msg)
+            return
         ours = isinstance(topic, str) and topic.startswith(calls.TOPIC)
         if not ours or dask_private.has_listeners(self, str(topic)):
             super().log_worker_event(worker, topic, msg)
+
+    def _note_failing(self, worker: str, why: Any) -> None:
+        """Notes why the slot of *worker* takes no tasks; None where it takes some again."""
+        found = self.workers.get(worker)
+        if found is None:
+            return
+        with self._noting_sick():
+            self._failing.pop(str(found.name), None)
+            if why is not None:
+                self._failing[str(found.name)] = " ".join(str(why).split())[:_WORDS]
+        if why is None:
+            logger.info("slot %s takes tasks again", found.name)
 
     def remove_client(self, client: str, stimulus_id: str | None = None) -> None:
         """Forgets a client, which may have died, and the events and secrets that were for it alone."""

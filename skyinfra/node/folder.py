@@ -58,6 +58,7 @@ class Status:
     layout_from: where that layout comes from, see `skyinfra.desired`.
     waits_for: what a draining node waits for, a sentence for each slot.
     drain_reason: why the node is drained, or None. unwarned: why no preemption notice can be read, or None.
+    unwatched: what is missing of that which starts the runner again or reads for it, or None.
     """
 
     fleet: str
@@ -75,6 +76,7 @@ class Status:
     waits_for: tuple[str, ...] = ()
     drain_reason: str | None = None
     unwarned: str | None = None
+    unwatched: str | None = None
 
     def dumps(self) -> str:
         """Returns the text of ``status.json``."""
@@ -88,6 +90,7 @@ class Status:
             "drain_reason": self.drain_reason,
             "leaving": self.drain_reason,  # its name in the version before
             "unwarned": self.unwarned,
+            "unwatched": self.unwatched,
             "slots": [slot.to_json() for slot in self.slots],
         }
         return json.dumps(document, indent=1) + "\n"
@@ -106,6 +109,7 @@ class Status:
             waits_for=tuple(document["waits_for"]),
             drain_reason=document.get("drain_reason", document.get("leaving")),
             unwarned=document.get("unwarned"),
+            unwatched=document.get("unwatched"),
         )
 
 
@@ -174,6 +178,10 @@ class NodeDirectory:
         """
         own = _RUN / f"skyinfra-{service}"
         return own if self._has_services and own.is_dir() else self.path
+
+    def own_folder_of(self, service: str) -> bool:
+        """Returns whether ``skyinfra-SERVICE`` runs with a user of its own: systemd removes its folder when it ends."""
+        return self._has_services and (_RUN / f"skyinfra-{service}").is_dir()
 
     @property
     def notice_file(self) -> Path:

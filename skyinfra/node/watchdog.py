@@ -1,15 +1,18 @@
 """The watchdog of a detached runner: starts it again where it was killed, as systemd does on cloud nodes.
 
-The watchdog is a process of its own, so that it survives the runner. Where the runner was stopped or has failed, or
-its folder is gone, the watchdog ends.
+The watchdog is a process of its own, so that it survives the runner; where it is killed itself, the runner starts
+another one (`Watched`). Where the runner was stopped or has failed, or its folder is gone, the watchdog
+ends, and empties its file: that of one that was killed names it still.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -28,6 +31,14 @@ _START_S = 20.0
 _ATTEMPTS = 3
 _PATIENCE_S = 1.0
 _ENDED = ("stopped", "failed")
+# Of `Watched`: between two looks. What is started again within that long was not missing. For a runner that the
+# watchdog starts again to be ready, as `boot --wait` has it.
+_LOOK_S = 2.0
+_MISSING_S = 10.0
+_WAIT_S = 120.0
+_SERVICES = ("interrupt", "watch")
+
+logger = logging.getLogger("skyinfra.runner")
 
 
 def ensure(path: Path, *, wait_s: float) -> None:
@@ -38,9 +49,26 @@ def ensure(path: Path, *, wait_s: float) -> None:
     directory = directory_of(path)
     if _pid(directory) is not None:
         return
-    watchdog = detach.spawn(directory, "keep", path, "--wait", str(wait_s))
+    watchdog = start(path, wait_s=wait_s)
     # From then on, `end` finds it.
     poll(lambda: _pid(directory) is not None or watchdog.poll() is not None, _START_S)
+
+
+def start(path: Path, *, wait_s: float) -> subprocess.Popen[bytes]:
+    """Starts a watchdog for the runner of the node *path*, which ends where there is one.
+
+    Raises `StateDirectoryError`.
+    """
+    return detach.spawn(directory_of(path), "keep", path, "--wait", str(wait_s))
+
+
+def was_killed(directory: NodeDirectory) -> bool:
+    """Returns whether *directory* had a watchdog, and it is gone without an end of its own."""
+    try:
+        with directory.watchdog_file.open("r") as stream:
+            return locked(stream, fcntl.LOCK_SH) and bool(stream.read().strip())
+    except OSError:
+        return False
 
 
 def end(directory: NodeDirectory) -> None:
@@ -102,7 +130,10 @@ def _claimed(directory: NodeDirectory) -> Iterator[bool]:
         stream.truncate(0)
         stream.write(f"{os.getpid()}\n")
         stream.flush()
-        yield True
+        try:
+            yield True
+        finally:
+            stream.truncate(0)
 
 
 def _pid(directory: NodeDirectory) -> int | None:
@@ -116,3 +147,52 @@ def _pid(directory: NodeDirectory) -> int | None:
         return pid if pid is not None and b"keep" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") else None
     except (FileNotFoundError, NotADirectoryError, ProcessLookupError, ValueError):
         return None
+
+
+# In the runner ------------------------------------------------------------------------------------------------------
+
+
+class Watched:
+    """Looks after the watchdog and the services of the node with the configuration file *path*.
+
+    missing: which of them is missing, and what follows from that, in a sentence; None where none is.
+    """
+
+    def __init__(self, path: Path, directory: NodeDirectory) -> None:
+        self.missing: str | None = None
+        self._path = path
+        self._directory = directory
+        self._next = 0.0
+        # The services that have run since this runner began, and since when one of all is missing.
+        self._seen: set[str] = set()
+        self._since: dict[str, float] = {}
+
+    def check(self) -> None:
+        """Starts a watchdog that was killed again. Is called often."""
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + _LOOK_S
+        gone = {}
+        if was_killed(self._directory):
+            gone["watchdog"] = (
+                f"its watchdog was killed{self._start()}: nothing starts the runner again if that is, too"
+            )
+        for service in _SERVICES:
+            there = self._directory.own_folder_of(service)
+            if there:
+                self._seen.add(service)
+            elif service in self._seen:
+                gone[service] = f"skyinfra-{service} does not run: `journalctl -u skyinfra-{service}` says more"
+        self._since = {name: self._since.get(name, now) for name in gone}
+        lasting = [gone[name] for name, since in self._since.items() if now - since >= _MISSING_S]
+        self.missing = "; ".join(lasting) or None
+
+    def _start(self) -> str:
+        """Starts a watchdog; returns why it cannot be started, in words that follow others."""
+        try:
+            start(self._path, wait_s=_WAIT_S)
+        except (SkyinfraError, OSError) as error:
+            return f" and cannot be started ({str(error).splitlines()[0]})"
+        logger.warning("the watchdog was killed; it is started again")
+        return ""

@@ -109,13 +109,18 @@ def state(asked: Asked, price: str = "") -> dict[str, object]:
     look, tasks, names = asked.look(), asked.running(), asked.node_names()
     readings = asked.ask_all(names, questions.METRICS, wait_s=_WAIT_S)
     manifest, reported = asked.manifest, look.state
+    sick = reported.sick if reported else {}
     machines = {node.name: node for node in manifest.nodes}
     nodes: list[dict[str, object]] = []
     for name in names:
         found = readings[name]
         used = {} if isinstance(found, NodeError) else {each["slot"]["slot"]: each for each in found}
         slots = [_slot(slot, tasks, used, going=False) for slot in look.slots if slot.node == name]
-        slots += [_slot(slot, tasks, used, going=True) for slot in look.draining if slot.node == name]
+        slots += [
+            _slot(slot, tasks, used, going=slot.slot not in sick, sick=slot.slot in sick)
+            for slot in look.draining
+            if slot.node == name
+        ]
         there = {slot["slot"] for slot in slots}
         machine = machines.get(name)
         nodes.append(
@@ -149,15 +154,22 @@ def _problem(name: str, reported: FleetState | None, found: object) -> str | Non
         return f"step {reported.failed[name].step} failed: {reported.failed[name].error}"
     if reported and name in reported.out_of_service:
         return f"leaves: {reported.out_of_service[name]}"
+    if reported and (sick := reported.sick_nodes().get(name)):
+        return f"is sick, and takes no tasks on {sick}"
     return found.message if isinstance(found, NodeError) else None
 
 
 def _slot(
-    slot: InstanceInfo, tasks: Mapping[str, Sequence[Running]], used: Mapping[str, Any], *, going: bool
+    slot: InstanceInfo,
+    tasks: Mapping[str, Sequence[Running]],
+    used: Mapping[str, Any],
+    *,
+    going: bool,
+    sick: bool = False,
 ) -> dict[str, Any]:
     reading = {key: value for key, value in used.get(slot.slot, {}).items() if key != "slot"}
     running = [{"key": each.key, "name": each.name, "seconds": each.seconds} for each in tasks.get(slot.slot, ())]
-    return {**slot.to_json(), "going": going, "tasks": running, "reading": reading}
+    return {**slot.to_json(), "going": going, "sick": sick, "tasks": running, "reading": reading}
 
 
 def _gpus(slots: Iterable[dict[str, Any]]) -> list[dict[str, object]]:

@@ -45,10 +45,10 @@ function tones() {
 }
 
 function slotButton(slot, tone, grow) {
-  const words = taskWords(slot) || (slot.going ? "goes" : "idle");
+  const words = taskWords(slot) || (slot.sick ? "sick" : slot.going ? "goes" : "idle");
   const called = slot.profile || slot.kind;
   const button = made("button", {
-    class: `slot ${tone}${slot.going ? " going" : ""}`, type: "button", "data-slot": slot.slot, "aria-pressed": String(slot.slot === chosen),
+    class: `slot ${tone}${slot.going || slot.sick ? " going" : ""}`, type: "button", "data-slot": slot.slot, "aria-pressed": String(slot.slot === chosen),
     title: `${slot.slot} ${called}: ${words}`, onclick: () => choose(slot.slot, true),
   }, made("b", {}, called), made("span", {}, words));
   button.style.flex = `${grow} 1 0`;

@@ -30,6 +30,8 @@ ENDED = "outcomes"
 GIVEN_BACK = b""
 # The event of an item of a generator: an `Item`.
 ITEM = "item"
+# The topic of the events with which a worker says why its slot takes no tasks for now, or None where it does again.
+SLOT_FAILS = "skyinfra-slot-fails"
 # Of the items of one task, its client has not taken so many at most.
 MOST_ITEMS = 64
 # A task with so many starts and no end is not started again on a node.
@@ -128,7 +130,8 @@ class Outcome:
     parts: of a large result, in place of it; with ``buffers``, the memory that it refers to, once they were fetched.
     missing: the digests of what the head has not any more; the task has not run, or its result is lost. seconds: how
     long loading it, running it and keeping its result took. items: how many items were sent before, of a generator,
-    whose result is None.
+    whose result is None. slot_failed: the name of the slot, where that could not run the task for a reason of its own,
+    which the failure says.
     """
 
     result: bytes | memoryview | None = None
@@ -138,6 +141,7 @@ class Outcome:
     buffers: tuple[memoryview, ...] = ()
     seconds: float | None = None
     items: int | None = None
+    slot_failed: str | None = None
 
     @property
     def problem(self) -> str | None:
@@ -160,28 +164,32 @@ class Item(NamedTuple):
 class Ending:
     """The end of a job, whose head never unpickles what a slot gives: the pickled `Outcome`, and what the head reads.
 
-    problem: as that of the outcome. missing: whether inputs of the task were lost.
+    problem, slot_failed: as those of the outcome. missing: whether inputs of the task were lost.
     """
 
     problem: str | None
     missing: bool
     outcome: bytes
+    slot_failed: str | None = None
 
     @classmethod
     def of(cls, outcome: Outcome) -> Ending:
         """Returns the end of a job with *outcome*."""
-        return cls(outcome.problem, bool(outcome.missing), pickle.dumps(outcome))
+        return cls(outcome.problem, bool(outcome.missing), pickle.dumps(outcome), outcome.slot_failed)
 
     def dumps(self) -> bytes:
         """One line of JSON, and the outcome."""
-        return json.dumps({"problem": self.problem, "missing": self.missing}).encode() + b"\n" + self.outcome
+        said = {"problem": self.problem, "missing": self.missing}
+        later = {} if self.slot_failed is None else {"slot_failed": self.slot_failed}
+        return json.dumps({**said, **later}).encode() + b"\n" + self.outcome
 
     @classmethod
     def loads(cls, data: bytes) -> Ending:
         """Returns the inverse of `dumps`. Raises ValueError."""
         line, _, outcome = data.partition(b"\n")
         said = json.loads(line)
-        problem, missing = (said.get("problem"), said.get("missing")) if isinstance(said, dict) else (None, None)
-        if not isinstance(problem, str | None) or not isinstance(missing, bool):
+        names = ("problem", "missing", "slot_failed")
+        problem, missing, slot = (said.get(name) for name in names) if isinstance(said, dict) else (None, None, None)
+        if not isinstance(problem, str | None) or not isinstance(missing, bool) or not isinstance(slot, str | None):
             raise ValueError(f"no end of a job: {line[:100]!r}")
-        return cls(problem and problem[:_PROBLEM], missing, outcome)
+        return cls(problem and problem[:_PROBLEM], missing, outcome, slot and slot[:_PROBLEM])

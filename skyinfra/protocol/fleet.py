@@ -11,7 +11,7 @@ import json
 from dataclasses import dataclass, field
 
 from skyinfra import mig
-from skyinfra.errors import InvalidManifest, InvalidNodeConfig
+from skyinfra.errors import InvalidManifest, InvalidNodeConfig, counted
 from skyinfra.mig import Follow, Layout, follow
 from skyinfra.protocol import _schema
 from skyinfra.protocol._schema import Name, SlotName
@@ -111,7 +111,9 @@ class FleetState(_schema.Document, error=InvalidManifest, source="head", version
     ``out_of_service``: the nodes that are taken out of service, or were some minutes ago, and why.
     ``behind``: the nodes that the head cannot connect to: their workers have opened the connections that it uses.
     ``follow``: how the layouts follow the work, where they do. ``secrets``: the names of the secrets that the image
-    declares, by the variables of tasks that hold them.
+    declares, by the variables of tasks that hold them. ``sick``: the slots that take no tasks as they fail them for a
+    reason of their node, or do not start, and that reason. ``unwatched``: the nodes where something is missing that
+    starts the runner again, and what. These two come beside the others, under `instance.SICK_KEY`.
     """
 
     version: int
@@ -122,3 +124,12 @@ class FleetState(_schema.Document, error=InvalidManifest, source="head", version
     behind: tuple[Name, ...] = ()
     follow: FollowState | None = field(default=None, metadata={"later": True})
     secrets: dict[str, str] = field(default_factory=dict, metadata={"later": True})
+    sick: dict[str, str] = field(default_factory=dict, metadata={"later": True})
+    unwatched: dict[str, str] = field(default_factory=dict, metadata={"later": True})
+
+    def sick_nodes(self) -> dict[str, str]:
+        """Returns why slots of a node are sick, by the node: the reason of the first one, and how many there are."""
+        found: dict[str, list[str]] = {}
+        for slot in sorted(self.sick):
+            found.setdefault(slot.rpartition("/")[0], []).append(self.sick[slot])
+        return {node: f"{counted(len(whys), 'slot')}: {whys[0]}" for node, whys in found.items()}

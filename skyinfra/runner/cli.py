@@ -236,6 +236,8 @@ def _text(status: Status) -> str:
         lines.append(f"out of service: {status.drain_reason}")
     if status.unwarned:
         lines.append(f"will not be warned before it is taken back: {status.unwarned}")
+    if status.unwatched:
+        lines.append(f"missing: {status.unwatched}")
     if status.scheduler:
         lines.append(f"scheduler {status.scheduler}")
     if status.layouts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -58,6 +59,7 @@ class HeadConnection:
     obstacle: SkyinfraError = field(init=False)
     _promised: tuple[str, ...] | None = None
     _drain_reason: str | None = None
+    _problems: tuple[dict[str, str], str | None] = field(default_factory=lambda: ({}, None))
     _news: asyncio.Event = field(default_factory=asyncio.Event)
     _closed: bool = False
 
@@ -76,6 +78,12 @@ class HeadConnection:
         self._promised = tuple(slots)
         self._drain_reason = drain_reason
         self._news.set()
+
+    def report(self, not_started: dict[str, str], unwatched: str | None) -> None:
+        """Informs the head why slots of this node do not start, by their names, and what is missing here."""
+        if (not_started, unwatched) != self._problems:
+            self._problems = not_started, unwatched
+            self._news.set()
 
     def check(self) -> None:
         """Raises what ended it, which only an error of the runner itself does."""
@@ -141,3 +149,7 @@ class HeadConnection:
                 await within(services.promise(scheduler, node=self.node.name, slots=self._promised), ANSWER_S)
             if self._drain_reason is not None:
                 await within(services.leave(scheduler, node=self.node.name, why=self._drain_reason), ANSWER_S)
+            with contextlib.suppress(NotSupported):  # a head of an earlier version
+                slots, unwatched = self._problems
+                reported = services.report(scheduler, node=self.node.name, not_started=slots, unwatched=unwatched)
+                await within(reported, ANSWER_S)

@@ -110,6 +110,13 @@ class Membership:
         elif self._head_connection is not None:
             self._head_connection.promise(slots, drain_reason=drain)
 
+    def report(self, node: Node, not_started: dict[str, str], unwatched: str | None) -> None:
+        """Informs the head why slots of *node* do not start, and what is missing there. Is called often."""
+        if self._head_connection is not None:
+            self._head_connection.report(not_started, unwatched)
+        elif self._scheduler is not None:
+            self._scheduler.report(node.name, not_started, unwatched)
+
     async def may_drain(self, node: Node, why: str) -> bool:
         """Returns whether another node of the fleet has slots in service; False where the head does not answer."""
         if node.config.head:
@@ -171,6 +178,7 @@ class Membership:
             self._parts.push_async_callback(self._scheduler.close, reason="skyinfra-runner")
             # A closing scheduler ends its workers, which start anew with the next one, but for those that run a job.
             self._parts.push_async_callback(jobs.stop)
+            self._scheduler.on_sick = jobs.tell_sick
             client = Credentials.derive(node.secret, role="client", name=node.name).security()
             jobs.start(Execution(self._scheduler, relay, client))
             write = functools.partial(desired.follow, self.directory)

@@ -35,6 +35,7 @@ from skyinfra.errors import (
 from skyinfra.head import start
 from skyinfra.node.folder import NodeDirectory, State, Status, stamp
 from skyinfra.node.node import Node
+from skyinfra.node.watchdog import Watched
 from skyinfra.protocol.instance import NODE_CONFIG
 from skyinfra.readings.figures import TaskFigures
 from skyinfra.runner import metrics, watch
@@ -77,6 +78,7 @@ class Service:
         self._reconciler = Reconciler(directory, self._workers, self._membership, self._reload, partitions)
         self._drain = DrainWatch(directory, self._membership.may_drain, self._reload)
         self._declared = watch.Declared(path, directory)
+        self._watched = Watched(path, directory)
         self._refused_tag = ""
         self._error: SkyinfraError | None = None
         self._retries = 0
@@ -121,6 +123,9 @@ class Service:
                         applying = asyncio.create_task(self._apply(anew=anew))
                 self._workers.check()
                 self._membership.check()
+                if self._node is not None:
+                    self._watched.check()
+                    self._membership.report(self._node, self._workers.not_started, self._watched.missing)
                 self._publish()
                 if self._ending and self._reconciler.phase == "drained" and self._membership.alone:
                     break
@@ -299,4 +304,5 @@ class Service:
             waits_for=self._workers.waits_for if state == "draining" else (),
             drain_reason=self._drain.drain.why if self._drain.drain is not None else None,
             unwarned=self._directory.unwarned(),
+            unwatched=self._watched.missing,
         )

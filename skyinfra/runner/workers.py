@@ -65,7 +65,12 @@ class Workers:
     @property
     def problems(self) -> list[str]:
         """Why workers are not up, where that is known."""
-        return [f"slot {s.slot.slot}: {s.error}" for s in self._running.values() if s.error and not s.up]
+        return [f"slot {slot}: {error}" for slot, error in self.not_started.items()]
+
+    @property
+    def not_started(self) -> dict[str, str]:
+        """Why workers do not start, where that is known, by the names of their slots."""
+        return {s.slot.slot: s.error for s in self._running.values() if s.error and not s.up}
 
     @property
     def waits_for(self) -> tuple[str, ...]:

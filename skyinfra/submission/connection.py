@@ -16,7 +16,7 @@ import ssl
 import time
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import distributed
@@ -37,7 +37,7 @@ from skyinfra.errors import (
 from skyinfra.first_boot import report_client
 from skyinfra.protocol import calls, rpc, services
 from skyinfra.protocol.fleet import STATE_VERSION, FleetState, NodeFailure
-from skyinfra.protocol.instance import STARTUP_KEY, InstanceInfo
+from skyinfra.protocol.instance import SICK_KEY, STARTUP_KEY, InstanceInfo
 from skyinfra.protocol.manifest import Manifest
 from skyinfra.protocol.rpc import Peer
 from skyinfra.submission.snapshot import Snapshot
@@ -247,11 +247,13 @@ class Asker:
         document = rpc.lists(identity.get(STARTUP_KEY))
         if self._any_version and document is not None and document.get("version") != STATE_VERSION:
             document = None
+        state = FleetState.read(document) if document is not None else None
+        problems = {"sick": {}, "unwatched": {}, **(identity.get(SICK_KEY) or {})}
         return Snapshot(
             slots=self._slots(described, "running"),
             # The runner pauses the workers of the slots that go.
             draining=self._slots(described, "paused"),
-            state=FleetState.read(document) if document is not None else None,
+            state=state and replace(state, sick=dict(problems["sick"]), unwatched=dict(problems["unwatched"])),
         )
 
     async def ask(self, node: str, question: str, arguments: dict[str, Any], wait_s: float) -> Any:

@@ -12,12 +12,12 @@ import os
 import pickle
 import time
 from collections.abc import AsyncIterator, Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from skyinfra.engine.executor import Executor, ItemsLost, may_pass, overdue
-from skyinfra.errors import NotInTask, NotSupported, SlotLost, SlotsHeld, TaskInputsLost, counted
-from skyinfra.protocol import services
+from skyinfra.engine.executor import Executor, ItemsLost, Moves, may_pass, overdue
+from skyinfra.errors import NotInTask, NotSupported, SlotFailed, SlotLost, SlotsHeld, TaskInputsLost, counted
+from skyinfra.protocol import failures, services
 from skyinfra.protocol.calls import Item, Outcome
 from skyinfra.protocol.gang import HELD
 from skyinfra.protocol.instance import instance_info
@@ -161,18 +161,24 @@ class Dispatcher:
     ) -> Outcome:
         """Runs one task. *arrivals*: gets the items of a generator. Cancelling stops the task.
 
-        Raises `SlotLost`, `SlotsHeld`, `FleetUnreachable`, `TaskAttemptsExceeded`.
+        Where a slot fails it, it is sent again, which counts as no attempt. Raises `SlotLost`, `SlotsHeld`,
+        `FleetUnreachable`, `TaskAttemptsExceeded`.
         """
         with self.waiting_for(shipment.key, shipment.name, target, shipment.settings.timeout, arrivals) as waiting:
             if not shipment.brought:
                 await self.bring(shipment)
             async with self.place(target, windowed=windowed):
-                numbers = itertools.count()
-                for failures in itertools.count():
+                numbers, moves = itertools.count(), Moves()
+                left = shipment.settings.retries
+                while True:
                     outcome = await self._one_attempt(shipment, numbers, waiting)
-                    if failures >= shipment.settings.retries or not may_pass(outcome):
+                    if (slot := outcome.slot_failed) is not None:
+                        if not moves.may_go_on(slot, len(self._snapshot.nodes)):
+                            return _given_up(outcome, moves)
+                    elif left <= 0 or not may_pass(outcome):
                         return outcome
-        raise AssertionError  # it counts for ever
+                    else:
+                        left -= 1
 
     def place(self, target: Target, *, windowed: bool) -> contextlib.AbstractAsyncContextManager[None]:
         """Holds a place in the window of *target*; does nothing for a task that is not *windowed*."""
@@ -219,6 +225,8 @@ class Dispatcher:
                 except ItemsLost:
                     number = next(numbers)
                     continue
+                except SlotFailed as error:
+                    return Outcome(failure=failures.of(error, below=__file__), slot_failed="")
             outcome = await self.fetched(outcome)
             if outcome is None:
                 continue
@@ -404,6 +412,12 @@ class Dispatcher:
         if waiting.failure is None:
             waiting.failure = failure
             waiting.waiter.cancel()
+
+
+def _given_up(outcome: Outcome, moves: Moves) -> Outcome:
+    """Returns *outcome* of a task that so many slots failed, with a word about them."""
+    failure = outcome.failure
+    return replace(outcome, failure=replace(failure, advice=moves.text)) if failure is not None else outcome
 
 
 def _slots_of(target: Target, now: Snapshot) -> set[str]:

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Generic, Self, TypeVar
 
-from skyinfra.errors import TaskAttemptsExceeded
+from skyinfra.errors import SlotFailed, TaskAttemptsExceeded
 from skyinfra.protocol.calls import SMALL_OUTCOME, Outcome
 from skyinfra.submission.dispatch import Dispatcher
 from skyinfra.submission.futures import Future, cancel_all
@@ -239,7 +239,7 @@ class Chunk:
 
     async def _together(self) -> None:
         waiting = self._dispatcher.waiting_for(self._key, self._name, self._target)
-        with contextlib.suppress(TaskAttemptsExceeded), waiting as watched:
+        with contextlib.suppress(TaskAttemptsExceeded, SlotFailed), waiting as watched:
             async with self._dispatcher.place(self._target, windowed=self._windowed):
                 watched.key = self._key
                 await self._run()

@@ -116,11 +116,12 @@ class Snapshot:
 
     def prospect(self, target: Target) -> Prospect:
         """Returns whether there is, or will be, a slot for *target*."""
-        if any(target.takes(slot) for slot in (*self.slots, *self.draining)):
+        sick = self.state.sick if self.state is not None else {}
+        if any(target.takes(slot) for slot in (*self.slots, *self.draining) if slot.slot not in sick):
             return "there"
         if self.possible(target):
             return "coming"
-        changing = {slot.node for slot in self.draining}
+        changing = {slot.node for slot in self.draining if slot.slot not in sick}
         if target.slot is None:
             on = changing if target.node is None else changing & {target.node}
             # Another node comes in the place of one that left, or it comes back; until then there may be none.
@@ -144,14 +145,21 @@ class Snapshot:
         return follow_state.most(profile=target.profile, memory_gb=target.memory_gb, node=target.node)
 
     def failures(self, target: Target) -> list[str]:
-        """Returns a sentence for each node of *target* that could not be set up."""
-        failed = self.state.failed if self.state is not None else {}
+        """Returns a sentence for each node of *target* that could not be set up, or is sick."""
+        if self.state is None:
+            return []
         node = target.slot.rpartition("/")[0] if target.slot else target.node
-        return [
-            f"{name} was not set up: step {failure.step}: {failure.error}"
-            for name, failure in sorted(failed.items())
-            if node in (None, name)
-        ]
+        failed = {
+            name: f"was not set up: step {failure.step}: {failure.error}" for name, failure in self.state.failed.items()
+        }
+        sick = {name: f"is sick: {why}" for name, why in self.state.sick_nodes().items()}
+        found = sorted([*failed.items(), *sick.items()])
+        return [f"{name} {why}" for name, why in found if node in (None, name)]
+
+    @property
+    def nodes(self) -> set[str]:
+        """The nodes that have slots, in service or not."""
+        return {slot.node for slot in (*self.slots, *self.draining)}
 
     def unknown(self, target: Target, manifest: Manifest) -> bool:
         """Returns whether neither the head nor *manifest* knows the node of *target*."""

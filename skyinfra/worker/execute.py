@@ -32,7 +32,8 @@ from skyinfra.blobs.payload import Payload
 from skyinfra.blobs.transfer import BlobsMissing
 from skyinfra.engine import carried, main_thread
 from skyinfra.engine.deaths import Death
-from skyinfra.errors import StateDirectoryError, TaskNotPicklable, TaskTimeout, TaskTooLarge
+from skyinfra.errors import SlotFailed, StateDirectoryError, TaskNotPicklable, TaskTimeout, TaskTooLarge
+from skyinfra.node import faults
 from skyinfra.program import main as program
 from skyinfra.protocol import failures, instance, jobs
 from skyinfra.protocol.calls import ENDED, GIVEN_BACK, ITEM, SMALL_OUTCOME, Ending, Header, Item, Outcome
@@ -99,7 +100,9 @@ def run(header: bytes, call: bytes) -> Outcome | list[tuple[str, Outcome]] | byt
         report(kind, task.key, [worker.name, task.name, content])
 
     if task.chunk:
-        return _Chunk(task, call, report, str(worker.name)).run()
+        large = _Chunk(task, call, report, str(worker.name)).run()
+        faults.settle(worker)
+        return large
 
     def give(number: int, data: bytes) -> None:
         report(ITEM, task.key, Item(number, worker.address, data))
@@ -108,6 +111,7 @@ def run(header: bytes, call: bytes) -> Outcome | list[tuple[str, Outcome]] | byt
     if task.whole:
         carried.begin(task.key)
     outcome = _execute(task, call, report, say if task.echo else None, sender)
+    faults.settle(worker)
     if task.whole:
         ending = Ending.of(outcome).dumps()
         carried.end(task.key, ending)
@@ -132,6 +136,7 @@ def _execute(
         secrets.recover(task.key, masker, Path(output.file_of(task.key, folder)))
         streaming.send_rest(task.key, folder, say, death)
 
+    outcome: Outcome | None = None
     late, masker = False, Masker(())
     try:
         values = inputs.secrets(task.secrets)
@@ -157,6 +162,10 @@ def _execute(
         if isinstance(error, KeyboardInterrupt):
             # Without what it interrupted, of which nothing is asked any more: that may be what did not end.
             error = (_late(task) if late else KeyboardInterrupt()).with_traceback(error.__traceback__)
+        elif _of_node(error):
+            faults.note(error)
+            # What a node raises after the task does not undo that.
+            return outcome or faults.outcome(task.name, error, below=__file__)
         return _failed(task, error, masker)
 
 
@@ -176,32 +185,64 @@ def _perform(
     inputs.use_tree(task.tree)
     file = output.file_of(task.key, os.environ[instance.NODE_DIRECTORY])
     log = output.Log(file, masker.text if masker else None)
-    with task_folder.surrounded(task.env, task.workdir), output.logging_to(log):
+    ended: list[Outcome] = []
+    try:
+        with task_folder.surrounded(task.env, task.workdir), output.logging_to(log):
+            _call(task, call, start, masker, is_late, sender, ended.append)
+    except Exception as error:
+        if not ended:
+            raise
+        faults.note(error)
+    return ended[0]
+
+
+def _call(
+    task: Header,
+    call: bytes,
+    start: float,
+    masker: Masker | None,
+    is_late: Callable[[], bool],
+    sender: streaming.ItemSender | None,
+    end: Callable[[Outcome], object],
+) -> None:
+    """Loads and calls *call*, and gives *end* the outcome. Raises what `_perform` does, and what the fence does."""
+    try:
+        # What modules set as they are imported stays, as they do.
+        with cancellation.reachable():
+            function, args, kwargs = load(task, call)
+    except BaseException as error:
+        if isinstance(error, SlotFailed) or (is_late() and isinstance(error, KeyboardInterrupt)):
+            raise
+        with cancellation.reachable():
+            end(_raised(task, error, masker))
+            return
+    with fence.around(), cancellation.reachable():
+        calling = fence.Call()
         try:
-            # What modules set as they are imported stays, as they do.
-            with cancellation.reachable():
-                function, args, kwargs = load(task, call)
-            with fence.around(), cancellation.reachable():
-                calling = fence.Call()
-                try:
-                    with calling:
-                        result: object = function(*args, **kwargs)
-                        sent = None
-                        if sender is not None and inspect.isgenerator(result):
-                            sent = sender.all(result, functools.partial(_pack_item, task, masker))
-                            result = None
-                    outcome = _keep_result(task, result, start, masker)
-                    return outcome if sent is None else replace(outcome, items=sent)
-                except BaseException as error:
-                    calling.quiet()
-                    if is_late() and isinstance(error, KeyboardInterrupt):
-                        raise
-                    return _failed(task, error, masker)
+            with calling:
+                result: object = function(*args, **kwargs)
+                sent = None
+                if sender is not None and inspect.isgenerator(result):
+                    sent = sender.all(result, functools.partial(_pack_item, task, masker))
+                    result = None
+            outcome = _keep_result(task, result, start, masker)
+            end(outcome if sent is None else replace(outcome, items=sent))
         except BaseException as error:
-            if is_late() and isinstance(error, KeyboardInterrupt):
+            calling.quiet()
+            if faults.of_own(function, error) or (is_late() and isinstance(error, KeyboardInterrupt)):
                 raise
-            with cancellation.reachable():
-                return _failed(task, error, masker)
+            end(_raised(task, error, masker))
+
+
+def _raised(task: Header, error: BaseException, masker: Masker | None) -> Outcome:
+    """Returns the outcome of a task whose function, or whose arguments as they were unpickled, raised *error*."""
+    if faults.suspect(error):
+        main_thread.replace_after_task()
+    return _failed(task, error, masker)
+
+
+def _of_node(error: BaseException) -> bool:
+    return not isinstance(error, BlobsMissing) and faults.of_node(error)
 
 
 def _failed(task: Header, error: BaseException, masker: Masker | None = None) -> Outcome:
@@ -241,15 +282,19 @@ class _Chunk:
         """Executes the tasks. Returns the outcomes that are too large for an event, with their keys."""
         task = self._task
         # A task without an outcome, for whatever reason, is sent alone, and fails by itself.
-        with (
-            contextlib.suppress(Exception, KeyboardInterrupt),
-            attempts.counted(task.key, task.name) as starts,
-            output.captured(task.key, Path(os.environ[instance.NODE_DIRECTORY])) as file,
-            streaming.sending_output(file, self._say if task.echo else None, lambda: self._now.key),
-            cancellation.stoppable(task.key),
-        ):
-            if starts == 1:
-                self._execute(file)
+        try:
+            with (
+                contextlib.suppress(KeyboardInterrupt),
+                attempts.counted(task.key, task.name) as starts,
+                output.captured(task.key, Path(os.environ[instance.NODE_DIRECTORY])) as file,
+                streaming.sending_output(file, self._say if task.echo else None, lambda: self._now.key),
+                cancellation.stoppable(task.key),
+            ):
+                if starts == 1:
+                    self._execute(file)
+        except Exception as error:  # noqa: BLE001 - as above
+            if _of_node(error):
+                faults.note(error)
         return self._large
 
     def _say(self, kind: str, content: object) -> None:
@@ -264,6 +309,10 @@ class _Chunk:
                     with interruption.task_scope():
                         outcome = _perform(self._now, row[1])
                 except BaseException as error:  # noqa: BLE001 - as above
+                    if _of_node(error):
+                        faults.note(error)
+                        self._unreported.append((self._now.key, GIVEN_BACK))
+                        return
                     outcome = _failed(self._now, error)
                 self._end(outcome, file)
         finally:

@@ -21,6 +21,7 @@ from skyinfra.blobs.transfer import Blob, BlobsMissing
 from skyinfra.blobs.trees import Tree, parse_name
 from skyinfra.engine.waiting import interruptible
 from skyinfra.errors import StateDirectoryError
+from skyinfra.node import faults
 from skyinfra.program.views import Views
 from skyinfra.protocol import services
 from skyinfra.protocol.calls import Part, SecretUse
@@ -109,11 +110,12 @@ def secrets(uses: Sequence[SecretUse]) -> dict[str, str]:
 
 
 def fetch(wanted: dict[str, int]) -> None:
-    """Fetches blobs, digest to size. Raises `BlobsMissing`, `StateDirectoryError`, `TaskTooLarge`."""
+    """Fetches blobs, digest to size. Raises `BlobsMissing`, `TaskTooLarge`, and `SlotFailed` where they find no place
+    on this node."""
     store = _store()
     missing = {digest: size for digest, size in wanted.items() if not store.has(digest, size)}
     if missing:
-        with store.locked(min(missing)):
+        with faults.raised_by_node(), store.locked(min(missing)):
             _patiently(lambda head: transfer.fetch(head, store, missing), missing)
 
 

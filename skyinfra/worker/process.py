@@ -9,11 +9,14 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import importlib
+import itertools
 import json
 import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -25,7 +28,7 @@ from distributed.security import Security
 
 from skyinfra.engine import carried, dask_private, main_thread, reverse_connections, settings
 from skyinfra.errors import NotSupported
-from skyinfra.node import children, shares
+from skyinfra.node import children, faults, shares
 from skyinfra.protocol import calls, services
 from skyinfra.protocol.instance import GPU_MEMORY, NODE_DIRECTORY, STARTUP_KEY, VARIABLE, InstanceInfo
 from skyinfra.worker import attempts, cancellation, output, secrets, stateful
@@ -42,6 +45,13 @@ _REPORT_S = 0.5
 _LEFT_S = 60.0
 # Between two looks whether a worker that is to be replaced has finished.
 _DRAINED_S = 0.02
+# Before the checks of a slot that failed, the last one again and again: the first time, and where it failed once more
+# although it had passed.
+_CHECKS_S = (0.0, 0.5, 1.0, 2.0, 5.0)
+_LATER_CHECKS_S = (5.0, 15.0)
+# A process that fails tasks, and takes none any more, ends within that long.
+_REPLACED_S = 10.0
+_GIVE_BACK_S = 0.1
 # 0 is neutral, 1000 is killed first: see proc_pid_oom_score_adj(5).
 _OOM_SCORE = 500
 # Is set on nodes with a grace: batch systems send SIGTERM to all processes at once, and the runner alone decides here.
@@ -69,6 +79,12 @@ class SlotWorker(Worker):  # type: ignore[misc]
         self._closing: asyncio.Task[None] | None = None
         self._rejoining: asyncio.Task[None] | None = None
         self._replacing: asyncio.Task[None] | None = None
+        # Whether the runner has taken it out of service; why the slot fails tasks, what of that the head knows, and the
+        # checks whether it still does.
+        self._drained = False
+        self._fails: str | None = None
+        self._said: str | None = None
+        self._checking: asyncio.Task[None] | None = None
         settings.quiet()
         dask_private.install_connections()
         output.keep_logging()
@@ -83,8 +99,13 @@ class SlotWorker(Worker):  # type: ignore[misc]
             Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE), encoding="ascii")
         if packages.is_dir():
             sys.path.insert(0, str(packages))
+        # A process that would fail its tasks does not become a slot; the runner starts others.
+        importlib.import_module("skyinfra.worker.execute")
+        if (wrong := faults.check()) is not None:
+            raise wrong
         executors = {"default": main_thread.EXECUTOR}
-        super().__init__(*arguments, plugins=[_AbandonedTasks()], executor=executors, **keywords)
+        plugins = [_AbandonedTasks(), _FailedCalls()]
+        super().__init__(*arguments, plugins=plugins, executor=executors, **keywords)
         # It counts for the dashboard, and fails where a worker registers again.
         self.extensions.pop("spans", None)
         self.handlers.update([services.drain.by(self.drain)])
@@ -126,7 +147,7 @@ class SlotWorker(Worker):  # type: ignore[misc]
         if keywords.get("reason") in dask_private.LOST and self._rejoins():
             return None
         self.periodic_callbacks["heartbeat"].stop()
-        for task in (self._closing, self._rejoining):
+        for task in (self._closing, self._rejoining, self._checking):
             if task not in (None, asyncio.current_task()):
                 task.cancel()
         if self._heartbeat not in (None, asyncio.current_task()):
@@ -214,12 +235,62 @@ class SlotWorker(Worker):  # type: ignore[misc]
 
         One whose jobs no head has taken over yet stays in service: a paused one could not hand them over.
         """
-        now, wanted = (Status.running, Status.paused) if on else (Status.paused, Status.running)
-        if self.status == now and not (on and carried.keys(lost=True)):
+        self._drained = on
+        self._set_service()
+        return {"running": dask_private.running(self), "kept": max(len(self.data), carried.kept())}
+
+    def _set_service(self) -> None:
+        out = self._drained or self._fails is not None
+        # One whose jobs no head has taken over yet stays in service.
+        now, wanted = (Status.running, Status.paused) if out else (Status.paused, Status.running)
+        if self.status == now and not (out and carried.keys(lost=True)):
             self.status = wanted
         if self.status == Status.paused:
             dask_private.give_back_waiting(self)
-        return {"running": dask_private.running(self), "kept": max(len(self.data), carried.kept())}
+
+    def fail(self, why: str, of_machine: bool, in_a_row: int) -> None:
+        """Takes the slot, which has failed so many tasks in a row, out of service, before anybody hears of the task.
+
+        Where that is of this process, a new one takes its place. Else the slot comes back when the node passes its
+        checks; the second time in a row, it passes them later.
+        """
+        if not of_machine:
+            logger.warning("slot %s: another process takes the place of this one: %s", self.slot.slot, why)
+            self.replace()
+            # What it lacks, its own end may need as well.
+            asyncio.get_running_loop().call_later(_REPLACED_S, os._exit, 1)
+            return
+        self._fails = why
+        self._set_service()
+        if in_a_row > 1:
+            self._say_failing()
+        if self._checking is None:
+            pauses = _CHECKS_S if in_a_row < 2 else _LATER_CHECKS_S
+            self._checking = asyncio.create_task(self._check(pauses))
+
+    async def _check(self, pauses: tuple[float, ...]) -> None:
+        for pause in itertools.chain(pauses, itertools.repeat(pauses[-1])):
+            await self._stay_out(pause)
+            self._fails = await asyncio.wrap_future(main_thread.EXECUTOR.submit(faults.words_of_check))
+            if self._fails is None:
+                break
+            self._say_failing()
+        self._checking = None
+        self._say_failing()
+        self._set_service()
+
+    async def _stay_out(self, seconds: float) -> None:
+        """Waits, and gives back what arrives: the scheduler may have sent it before it knew."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            self._set_service()
+            await asyncio.sleep(min(left, _GIVE_BACK_S))
+
+    def _say_failing(self) -> None:
+        if self._fails != self._said:
+            self._said = self._fails
+            # An event of an open stream: it needs neither a file nor a descriptor.
+            self.log_event(calls.SLOT_FAILS, self._fails)
 
 
 class _AbandonedTasks(WorkerPlugin):  # type: ignore[misc]
@@ -242,6 +313,20 @@ class _AbandonedTasks(WorkerPlugin):  # type: ignore[misc]
     def _stop(self, key: Any) -> None:
         if dask_private.is_cancelled(self._worker, key) and key not in carried.keys(lost=True):
             cancellation.abandon(str(key))
+
+
+class _FailedCalls(WorkerPlugin):  # type: ignore[misc]
+    """Takes the slot out of service where a call fails before `execute.run` has it, which raises nothing itself."""
+
+    def setup(self, worker: SlotWorker) -> None:
+        self._worker = worker
+
+    def transition(self, key: Any, start: str, finish: str, **_: Any) -> None:
+        if finish == "error":
+            task = self._worker.state.tasks.get(key)
+            why = f"a call failed: {task.exception_text if task is not None else 'without a word'}"
+            # Not within the transition.
+            asyncio.get_running_loop().call_soon(self._worker.fail, why, False, 1)
 
 
 def _clean_up() -> None:

@@ -24,6 +24,7 @@ from distributed import get_worker
 from distributed.comm import get_address_host
 
 from skyinfra.engine.waiting import interruptible
+from skyinfra.node import faults
 from skyinfra.protocol import calls, failures, gang, services
 from skyinfra.protocol.calls import PROGRAM_GRACE_S
 from skyinfra.protocol.gang import GangState, Rank, RankEnd, Work
@@ -155,7 +156,8 @@ class _Process:
             self._work = replace(self._work, name=str(made.path.relative_to(folder)))
         else:
             folder, variables = stack.enter_context(linked(variables))
-        pipe, theirs = multiprocessing.Pipe()
+        with faults.raised_by_node():
+            pipe, theirs = multiprocessing.Pipe()
         with theirs:
             number = theirs.fileno()
             # -P: what lies in the folder of the worker is no module of the rank.

@@ -22,6 +22,7 @@ from skyinfra.blobs.store import WrongContent
 from skyinfra.blobs.transfer import BlobsMissing
 from skyinfra.engine import deaths
 from skyinfra.errors import ScriptFailed, SkyinfraError
+from skyinfra.node import faults
 from skyinfra.program import views
 from skyinfra.program.bars import Bars
 from skyinfra.protocol import jobs, services
@@ -120,12 +121,13 @@ def copied(source: bytes, name: str, env: Mapping[str, str]) -> Iterator[Place]:
     tree = os.environ.get(views.VARIABLE)
     with new_folder() as folder:
         path, copy = Path(folder, place), Copy(Path(folder))
-        if beside is not None and tree is not None:
-            copy.fill(Path(tree, beside), views.MODULES)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)
-        path.write_bytes(source)
-        copy.note()
+        with faults.raised_by_node():
+            if beside is not None and tree is not None:
+                copy.fill(Path(tree, beside), views.MODULES)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.unlink(missing_ok=True)
+            path.write_bytes(source)
+            copy.note()
         yield Place(folder, path, env, copy, None if fetch is None else tuple(json.loads(fetch)))
 
 
@@ -187,7 +189,9 @@ def program(
     guard = ["/bin/sh", "-c", _GUARD]
     with contextlib.ExitStack() as stack:
         bare = secrets.without(os.environ)
-        leader = subprocess.Popen(guard, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=bare, process_group=0)
+        pipe, null = subprocess.PIPE, subprocess.DEVNULL
+        with faults.raised_by_node():
+            leader = subprocess.Popen(guard, stdin=pipe, stdout=null, env=bare, process_group=0)
         group = stack.enter_context(leader).pid
         stack.callback(cancellation.signal_group, group, signal.SIGKILL)
         process = subprocess.Popen(

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from skyinfra.blobs import copies
+from skyinfra.node import faults
 from skyinfra.program import views
 from skyinfra.protocol.calls import BESIDE
 from skyinfra.protocol.instance import NODE_DIRECTORY, instance_info
@@ -24,8 +25,9 @@ FOLDER = "work"
 
 
 def new_folder() -> tempfile.TemporaryDirectory[str]:
-    """Makes the folder of a program below the node's, with which it is removed at the latest."""
-    return tempfile.TemporaryDirectory(prefix="script-", dir=os.environ[NODE_DIRECTORY])
+    """Makes the folder of a program below the node's, with which it is removed at the latest. Raises `SlotFailed`."""
+    with faults.raised_by_node():
+        return tempfile.TemporaryDirectory(prefix="script-", dir=os.environ[NODE_DIRECTORY])
 
 
 @contextlib.contextmanager

@@ -101,7 +101,8 @@ def test_the_count_of_attempts_is_forgotten_when_a_task_ends(pool, tmp_path, fle
     assert set(attempts.glob("*")) <= before
 
 
-def test_a_node_directory_that_cannot_be_written_is_named(pool, fleet):
+def test_a_node_directory_that_cannot_be_written_is_named(pool, fleet, wait_until):
+    name = pool.slots()[0].slot
     attempts = fleet.root / "n0" / "attempts"
     Task(os.getpid) @ pool
     for file in attempts.glob("*"):
@@ -109,10 +110,14 @@ def test_a_node_directory_that_cannot_be_written_is_named(pool, fleet):
     attempts.rmdir()
     attempts.write_text("not a folder")
     try:
-        with pytest.raises(sky.StateDirectoryError, match="cannot keep count of its tasks"):
-            pool.broadcast(Task(os.getpid), slots=pool.slots()[:1])
+        with open_pool(fleet.manifest, patience=3) as bound:
+            with pytest.raises(sky.SlotLost, match=r"n0 is sick: 1 slot: .*attempts"):
+                bound.submit(Task(os.getpid).options(slot=name)).result(timeout=60)
+            # Bound to no slot, it goes to another one.
+            assert bound.submit(os.getpid).result(timeout=60) > 0
     finally:
         attempts.unlink()
+    wait_until(lambda: len(pool.slots()) == 4)
 
 
 # Stopping -----------------------------------------------------------------------------------------------------------

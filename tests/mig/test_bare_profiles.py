@@ -10,6 +10,7 @@ from tools import house
 PACKAGE = house.PACKAGE
 # The modules that may make a list of the profiles of partitions, and why nothing is lost there.
 MAY = {
+    "accelerators/drivers.py": "the oldest driver is that of the GPU instances",
     "bootstrap/steps.py": "the oldest driver is that of the GPU instances",
     "cli/layouts.py": "the nearest combinations are those of GPU instances",
     "desired/__init__.py": "partition modes of AMD GPUs",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 from local_fleets.running_node import PATIENCE_S, RunningNode, h100, on_slot, until
 
-from skyinfra.node import watchdog
+from skyinfra.node import folder, watchdog
 
 MakeNode = Callable[..., RunningNode]
 ONE = h100((("3g.40gb", 0, 4),))
@@ -99,3 +100,62 @@ def test_what_is_starting_is_taken_back_by_a_stop(make_node: MakeNode) -> None:
     until(lambda: node.directory.holder() not in (None, before), "it is being started")
     watchdog.end(node.directory)
     assert node.directory.holder() is None or node.status().state == "ready"
+
+
+@pytest.mark.slow
+def test_a_watchdog_that_is_killed_is_started_again_and_watches(make_node: MakeNode) -> None:
+    node = make_node(accelerator=ONE)
+    pid = boot(node)
+    for _ in range(2):
+        os.kill(pid, signal.SIGKILL)
+        until(
+            lambda pid=pid: node.directory.watchdog_file.read_text().strip() not in ("", str(pid)), "there is another"
+        )
+        pid = int(node.directory.watchdog_file.read_text())
+        until(lambda pid=pid: runs(pid), "it runs")
+        before = kill(node)
+        until(lambda before=before: (s := node.status()).pid not in (None, before) and s.state == "ready", "it is back")
+    assert node.run("stop").stdout == "stopped\n"
+    assert not runs(pid)
+    assert node.status().state == "stopped"
+
+
+@pytest.mark.slow
+def test_status_says_that_a_watchdog_is_missing(make_node: MakeNode) -> None:
+    node = make_node(accelerator=ONE)
+    pid = boot(node)
+    log = node.directory.log_file
+    log.rename(log.with_suffix(".before"))
+    log.mkdir()
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: "its watchdog was killed and cannot be started" in (node.status().unwatched or ""), "status says it")
+    assert "missing: its watchdog was killed" in node.run("status").stdout
+    told = json.loads(node.run("doctor", "--json", check=False).stdout)
+    assert "its watchdog was killed" in json.dumps(told)
+    with node.pool() as pool:
+        assert "its watchdog was killed" in pool.look().state.unwatched["n1"]
+    log.rmdir()
+    until(lambda: node.status().unwatched is None, "it runs again")
+    assert runs(int(node.directory.watchdog_file.read_text()))
+
+
+def test_a_service_that_ran_and_does_not_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, root = tmp_path / "run", tmp_path / "etc"
+    for each in (run, root):
+        each.mkdir()
+    monkeypatch.setattr(folder, "_RUN", run)
+    for name in ("_LOOK_S", "_MISSING_S"):
+        monkeypatch.setattr(watchdog, name, 0.0)
+    watched = watchdog.Watched(root / "node.json", folder.NodeDirectory(tmp_path, root))
+    watched.check()
+    # No node has both services.
+    assert watched.missing is None
+    (run / "skyinfra-watch").mkdir()
+    watched.check()
+    assert watched.missing is None
+    (run / "skyinfra-watch").rmdir()
+    watched.check()
+    assert watched.missing is not None and "skyinfra-watch does not run" in watched.missing
+    (run / "skyinfra-watch").mkdir()
+    watched.check()
+    assert watched.missing is None

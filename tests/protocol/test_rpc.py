@@ -119,6 +119,7 @@ def test_a_peer_that_does_not_know_a_call_is_named() -> None:
 def test_calls_that_change_nothing() -> None:
     assert sorted(name for name, call in CALLS.items() if call.read_only) == [
         "blobs_read",
+        "clock",
         "gang_state",
         "job_list",
         "job_outcome",
@@ -152,6 +153,8 @@ def test_a_scheduler_answers_its_own_calls_and_those_that_it_is_given() -> None:
         "layout",
         "reach",
         "promise",
+        "clock",
+        "report",
         "leave",
         "running",
         "forget_topic",

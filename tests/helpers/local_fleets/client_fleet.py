@@ -49,9 +49,13 @@ class OtherScheduler(FleetScheduler):
         return found
 
 
-def start_nanny(address: str, node: str, index: int, secret: str, root: Path, *, whole: bool, memory: list) -> Nanny:
-    """*whole*: the slot is a GPU of its own, and not a partition of GPU 0. *memory*: GB of each slot, if known."""
+def start_nanny(
+    address: str, node: str, index: int, secret: str, root: Path, *, whole: bool, memory: list, uuids: list
+) -> Nanny:
+    """*whole*: the slot is a GPU of its own, and not a partition of GPU 0. *memory*: GB of each slot, if known.
+    *uuids*: of the devices of a driver, where there is one."""
     name = f"GPU-{node}-{index}" if whole else f"MIG-{node}-{index}"
+    name = uuids[index] if uuids else name
     slot = InstanceInfo(
         node=node,
         worker=index,
@@ -66,7 +70,7 @@ def start_nanny(address: str, node: str, index: int, secret: str, root: Path, *,
         start=None if whole else 4 * index,
         size=None if whole else 4,
         units=None if whole else 8,
-        simulated=True,
+        simulated=not uuids,
         memory_gb=memory[index] if memory else None,
     )
     directory = root / node
@@ -116,6 +120,7 @@ async def serve(config: dict) -> None:
             root,
             whole=config.get("whole", False),
             memory=config.get("memory", []),
+            uuids=config.get("uuids", []),
         )
         for node in config["nodes"]
         for index in range(config["slots"])

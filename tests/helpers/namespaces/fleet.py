@@ -68,13 +68,16 @@ def _alive(name: str) -> bool:
 
 
 class Node:
-    """One node. Its runner ends with `close`."""
+    """One node. Its runner ends with `close`. *installed*: where its skyinfra is."""
 
-    def __init__(self, folder: Path, name: str, link: Link, scheduler: str, *, head: bool) -> None:
+    def __init__(
+        self, folder: Path, name: str, link: Link, scheduler: str, *, head: bool, installed: Path = ROOT
+    ) -> None:
         self.name = name
         self.link = link
+        self.installed = installed
         self.folder = folder / name
-        self.folder.mkdir()
+        self.folder.mkdir(exist_ok=True)
         self.directory = NodeDirectory(self.folder)
         self.file = self.folder / "node.json"
         self.script = self.folder / "script.py"  # see `inside`
@@ -108,7 +111,7 @@ class Node:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**_environment(), **inside.environment(self.script)},
+                env=self._variables(),
                 start_new_session=True,
             )
 
@@ -168,22 +171,31 @@ class Node:
                 self._runner.wait(15)
         self.kill()
 
+    def _variables(self) -> dict[str, str]:
+        found = {**_environment(), **inside.environment(self.script)}
+        return {**found, "PYTHONPATH": f"{self.installed}{os.pathsep}{found['PYTHONPATH']}"}
+
     def _command(self, name: str) -> list[str]:
-        return [sys.executable, "-m", "skyinfra.runner", name, "--config", str(self.file)]
+        return [sys.executable, "-P", "-m", "skyinfra.runner", name, "--config", str(self.file)]
 
 
 class Fleet:
     """Running nodes, of which the first is the head. A test leaves them as it found them, see `settled`.
 
-    closed: nothing can be connected to but the port of the head.
+    closed: nothing can be connected to but the port of the head. *installed*: where the skyinfra of ``n1`` is.
     """
 
-    def __init__(self, folder: Path, network: Network, *, nodes: int, closed: bool = False) -> None:
+    def __init__(
+        self, folder: Path, network: Network, *, nodes: int, closed: bool = False, installed: Path = ROOT
+    ) -> None:
         links = [network.link() for _ in range(nodes)]
         for index, link in enumerate(links if closed else ()):
             link.close_ports(*([PORT] if index == 0 else []))
         scheduler = f"{links[0].address}:{PORT}"
-        self.nodes = [Node(folder, f"n{index}", link, scheduler, head=index == 0) for index, link in enumerate(links)]
+        self.nodes = [
+            Node(folder, f"n{i}", link, scheduler, head=i == 0, installed=installed if i == 1 else ROOT)
+            for i, link in enumerate(links)
+        ]
         self.manifest = Manifest(
             version=1,
             stack="faults",

@@ -1,0 +1,127 @@
+"""A sick node is said: by status, doctor, the fleet page and webhooks; its slots come back when it is well."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from devices.small_disks import disk
+from local_fleets.running_node import BIG, RunningNode, h100, until
+from servers.webhooks import webhook_server
+from tasks_on_nodes.jobs import add, manifest_of, wait_for
+from typer.testing import CliRunner
+
+import skyinfra
+from skyinfra import page
+from skyinfra.cli.app import app
+from skyinfra.cli.status import _fleet_status, _print_stack
+from skyinfra.client import connect
+from skyinfra.submission.connection import Snapshot
+from skyinfra.tasks import Task
+
+MakeNode = Callable[..., RunningNode]
+
+
+def look(head: RunningNode) -> Snapshot:
+    with head.pool() as pool:
+        return pool.look()
+
+
+def said_of(head: RunningNode, node: str) -> dict[str, Any]:
+    """What `skyinfra status` says of *node*."""
+    found = _fleet_status(manifest_of(head), None)
+    return next(each for each in found["nodes"] if each["name"] == node)
+
+
+def process() -> int:
+    return os.getpid()
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_said_everywhere_and_jobs_go_elsewhere(
+    make_node: MakeNode, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    head = make_node("n1", accelerator=h100(BIG))
+    head.boot()
+    other = make_node(
+        "n2", head=False, scheduler=head.directory.scheduler_file.read_text().strip(), accelerator=h100(BIG)
+    )
+    with ExitStack() as stack:
+        server = stack.enter_context(webhook_server())
+        config = {name: (other.path / name).read_text() for name in ("node.json", "secret")}
+        small = stack.enter_context(disk(other.path))
+        for name, text in config.items():
+            (other.path / name).write_text(text)
+        stack.callback(other.run, "stop", "--timeout", "10")
+        other.boot()
+        manifest = tmp_path / "fleet.json"
+        manifest.write_text(json.dumps(manifest_of(head).to_json()))
+        with connect(str(manifest)) as pool:
+            until(lambda: len(pool.slots()) == 4, "all slots are there")
+            waits = pool.detach(Task(wait_for, (str(tmp_path / "waits"),)), "waits", notify=[server.url("hook")])
+            until((tmp_path / "waits").exists, "it runs")
+            small.fill()
+            jobs = [pool.detach(Task(add, (number, 1)), f"add-{number}") for number in range(8)]
+            assert [job.result(timeout=60) for job in jobs] == list(range(1, 9))
+            # Whatever slot of the node still takes tasks gets one.
+            assert [future.result(60) for future in [pool.submit(add, 1, 1) for _ in range(16)]] == [2] * 16
+            sick = until(lambda: pool.look().state.sick or None, "the head knows it")
+            assert all(slot.startswith("n2/") and "No space left on device" in why for slot, why in sick.items())
+            until(lambda: server.received, "the webhook is told")
+            assert server.texts()[0].startswith("node n2 on demo/mig: sick: No space left on device")
+            found = said_of(head, "n2")
+            assert "No space left on device" in found["sick"]
+            assert {slot["state"] for slot in found["slots"] if slot["sick"]} == {"sick"}
+            _print_stack({"stack": "demo", "pools": [_fleet_status(manifest_of(head), None)], "last_run": None})
+            assert "n2 is sick, and takes no tasks on" in " ".join(capsys.readouterr().out.split())
+            nodes = page.state(pool)["nodes"]
+            assert isinstance(nodes, list)
+            assert "is sick" in next(each["problem"] for each in nodes if each["name"] == "n2")
+            told = CliRunner().invoke(app, ["doctor", str(manifest), "--json"])
+            findings = json.loads(told.stdout)
+            text = json.dumps(findings)
+            assert "checks of slots" in text and "No space left on device" in text
+            small.mend()
+            until(lambda: len(pool.slots()) == 4, "its slots are back")
+            assert said_of(head, "n2")["sick"] is None
+            (tmp_path / "waits.open").touch()
+            assert waits.result(timeout=60) is None
+
+
+@pytest.mark.slow
+def test_a_node_whose_python_is_broken_is_said_to_be_sick(
+    make_node: MakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = make_node("n1", accelerator=h100(BIG))
+    head.boot()
+    address = head.directory.scheduler_file.read_text().strip()
+    other = make_node("n2", head=False, scheduler=address, accelerator=h100(BIG))
+    # That node has an installation of its own.
+    installed = tmp_path / "installed"
+    shutil.copytree(Path(skyinfra.__file__).parent, installed / "skyinfra")
+    with monkeypatch.context() as patch:
+        patch.chdir(tmp_path)
+        patch.setenv("PYTHONPATH", f"{installed}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+        other.boot()
+    with head.pool(other) as pool:
+        until(lambda: len(pool.slots()) == 4, "all slots are there")
+        there = [slot for slot in pool.slots() if slot.node == "n2"]
+        pids = pool.broadcast(Task(process), slots=there)
+        code = installed / "skyinfra" / "worker" / "execute.py"
+        whole = code.read_text()
+        code.write_text("raise ImportError('a broken Python')")
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        assert list(pool.map(add, range(40), range(40))) == [2 * number for number in range(40)]
+        sick = until(lambda: pool.look().state.sick, "the head knows it", seconds=90)
+        assert set(sick) <= {"n2/0", "n2/1"}
+        code.write_text(whole)
+        until(lambda: len(pool.slots()) == 4, "its slots are back")
+        assert pool.look().state.sick == {}

@@ -1,0 +1,170 @@
+"""One node of three fails tasks for a reason of its own: no task fails for it, and it takes none until it is well."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import resource
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from devices.small_disks import Disk, disk
+from namespaces.fleet import RESULT_S, Fleet, Unavailable, network
+from tasks_on_nodes.faults import count, started_again, where
+from terraform_projects.commands import until
+
+import skyinfra
+from skyinfra.blobs.payload import INLINE
+from skyinfra.client import Pool
+
+# The fixture that all share is made once: the tests run in one process.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("faults-sick")]
+
+TASKS = 600
+LARGE = 24
+SICK = "n1"
+
+
+class Bed:
+    """A fleet, the disk of its second node, and the installation of skyinfra there."""
+
+    def __init__(self, fleet: Fleet, small: Disk, installed: Path) -> None:
+        self.fleet = fleet
+        self.disk = small
+        self.installed = installed
+        self.slots = {slot for slot in fleet.settled() if slot.startswith(f"{SICK}/")}
+
+    def processes(self, pool: Pool) -> list[int]:
+        """The worker processes of the sick node."""
+        return [pid for slot, pid in pool.broadcast(where()) if slot in self.slots]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
+    folder = tmp_path_factory.mktemp("sick")
+    installed = folder / "installed"
+    shutil.copytree(Path(skyinfra.__file__).parent, installed / "skyinfra")
+    with ExitStack() as stack:
+        try:
+            links = network()
+        except Unavailable as error:
+            if os.environ.get("CI"):
+                pytest.fail(str(error), pytrace=False)
+            pytest.skip(str(error))
+        stack.callback(links.close)
+        small = stack.enter_context(disk(folder / SICK, size="256m"))
+        fleet = Fleet(folder, links, nodes=3, installed=installed)
+        stack.callback(fleet.close)
+        yield Bed(fleet, small, installed)
+
+
+@contextlib.contextmanager
+def full(bed: Bed, _: Pool) -> Iterator[None]:
+    bed.disk.fill()
+    try:
+        yield
+    finally:
+        bed.disk.mend()
+
+
+@contextlib.contextmanager
+def no_inodes(bed: Bed, _: Pool) -> Iterator[None]:
+    bed.disk.use_inodes()
+    try:
+        yield
+    finally:
+        bed.disk.mend()
+
+
+@contextlib.contextmanager
+def read_only(bed: Bed, _: Pool) -> Iterator[None]:
+    # `ip netns exec` gives a node a mount namespace of its own.
+    bed.disk.inside = bed.fleet.nodes[1].pid
+    bed.disk.read_only()
+    try:
+        yield
+    finally:
+        bed.disk.mend()
+
+
+@contextlib.contextmanager
+def full_blobs(bed: Bed, _: Pool) -> Iterator[None]:
+    blobs = bed.disk.path / "blobs"
+    blobs.mkdir(exist_ok=True)
+    enter = ["nsenter", "-m", "-t", str(bed.fleet.nodes[1].pid), "--"]
+    subprocess.run([*enter, "mount", "-t", "tmpfs", "-o", "size=16k", "skyinfra-test", str(blobs)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run([*enter, "umount", "-l", str(blobs)], check=True)
+
+
+@contextlib.contextmanager
+def no_descriptors(bed: Bed, pool: Pool) -> Iterator[None]:
+    for pid in bed.processes(pool):
+        held = len(os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (held, resource.prlimit(pid, resource.RLIMIT_NOFILE)[1]))
+    yield
+
+
+@contextlib.contextmanager
+def no_memory(bed: Bed, pool: Pool) -> Iterator[None]:
+    for pid in bed.processes(pool):
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[0])
+        limit = pages * resource.getpagesize() + 4 * 2**20
+        resource.prlimit(pid, resource.RLIMIT_AS, (limit, limit))
+    yield
+
+
+@contextlib.contextmanager
+def broken_python(bed: Bed, pool: Pool) -> Iterator[None]:
+    code = bed.installed / "skyinfra" / "worker" / "execute.py"
+    whole = code.read_text()
+    pids = bed.processes(pool)
+    code.write_text("raise ImportError('a broken Python')\n")
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    try:
+        yield
+    finally:
+        code.write_text(whole)
+
+
+Fault = Callable[[Bed, Pool], contextlib.AbstractContextManager[None]]
+# Of these a new process is free, so that the node is not sick for long.
+PASS = (no_descriptors, no_memory)
+
+
+@pytest.mark.parametrize("fault", [full, no_inodes, read_only, full_blobs, no_descriptors, no_memory, broken_python])
+def test_no_task_fails_for_a_sick_node(made: Bed, tmp_path: Path, fault: Fault) -> None:
+    bed, journal = made, tmp_path / "journal"
+    bed.fleet.settled()
+    with bed.fleet.connect() as pool:
+        with fault(bed, pool):
+            arguments = (itertools.repeat(str(journal)), itertools.repeat(0.01))
+            results = list(pool.map(count, range(TASKS), *arguments))
+            assert [number for number, _ in results] == list(range(TASKS))
+            singly = [pool.submit(count(number, f"{journal}.singly", 0.05).options(timeout=60)) for number in range(40)]
+            assert [future.result(timeout=RESULT_S)[0] for future in singly] == list(range(40))
+            large = [pool.submit(size, os.urandom(2 * INLINE)) for _ in range(LARGE)]
+            assert [future.result(timeout=RESULT_S)[0] for future in large] == [2 * INLINE] * LARGE
+            if fault not in PASS:
+                sick = until(lambda: pool.look().state.sick, seconds=RESULT_S)
+                assert set(sick) <= bed.slots
+                assert SICK not in {future.result()[1].partition("/")[0] for future in large}
+            if fault in (full, no_inodes, read_only):
+                assert {node for _, node in results} == {"n0", "n2"}
+                assert not started_again(journal)
+        until(lambda: len(pool.slots()) == bed.fleet.size, seconds=RESULT_S)
+        assert not pool.look().state.sick
+    bed.fleet.settled()
+
+
+def size(data: bytes) -> tuple[int, str]:
+    return len(data), skyinfra.instance_info().slot

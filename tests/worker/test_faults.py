@@ -1,0 +1,221 @@
+"""A slot that fails for a reason of its node is told apart from a task that fails: no task pays for it, and the slot
+takes no others before the node is well.
+
+The situations are public ones: a spool folder that cannot be made uses up all requeues within two seconds
+(ROCm/spur#520), a read-only disk draws thousands of pods to its node (kubernetes/node-problem-detector#274,
+kubernetes/kubernetes#99126), one renderer with a full disk fails a whole job (aws-deadline/deadline-cloud#635), a
+machine's only node is closed for faults of the data, without a word (warpem/warp#499), and a task that fills disks goes
+on to the next one (pachyderm/pachyderm#1680).
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import resource
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from devices.small_disks import Disk, disk
+from local_fleets.client_fixtures import Fleet, eventually
+
+import skyinfra as sky
+from skyinfra.blobs.payload import INLINE
+from skyinfra.client import Pool, open_pool
+from skyinfra.engine.executor import Moves
+from skyinfra.tasks import Task
+
+NODES = ("n0", "n1", "n2")
+TASKS = 60
+
+
+def where(number: int, seconds: float = 0.0, data: bytes = b"") -> tuple[int, str]:
+    time.sleep(seconds)
+    return number, sky.instance_info().node
+
+
+@pytest.fixture(scope="module")
+def sick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Fleet, Disk]]:
+    """Three nodes of two slots each, of which n1 has a disk of its own."""
+    root = tmp_path_factory.mktemp("sick")
+    with disk(root / "n1") as of_n1:
+        fleet = Fleet(root, nodes=NODES)
+        try:
+            yield fleet, of_n1
+        finally:
+            fleet.close()
+
+
+@pytest.fixture
+def bed(sick: tuple[Fleet, Disk]) -> Iterator[tuple[Pool, Disk]]:
+    fleet, of_n1 = sick
+    with open_pool(fleet.manifest) as pool:
+        eventually(lambda: len(pool.slots()) == 6)
+        try:
+            yield pool, of_n1
+        finally:
+            of_n1.mend()
+        eventually(lambda: len(pool.slots()) == 6)
+
+
+def told(pool: Pool) -> dict[str, str]:
+    """The sick slots, as the head tells them."""
+    state = pool.look().state
+    return dict(state.sick) if state is not None else {}
+
+
+def on_n1(pool: Pool) -> Any:
+    return [slot for slot in pool.slots() if slot.node == "n1"]
+
+
+FAULTS = {
+    Disk.fill: "No space left on device",
+    Disk.use_inodes: "No space left on device",
+    Disk.read_only: "Read-only file system",
+}
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.01])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_node_with_a_bad_disk_fails_no_task_and_takes_none(bed: Any, fault: Any, seconds: float) -> None:
+    pool, of_n1 = bed
+    fault(of_n1)
+    results = list(pool.map(where, range(TASKS), itertools.repeat(seconds)))
+    assert [number for number, _ in results] == list(range(TASKS))
+    assert {node for _, node in results} == {"n0", "n2"}
+    # Those that got no task of the map get one now.
+    assert [node for _, node in (future.result() for future in [pool.submit(where, 0, 0.2) for _ in range(6)])]
+    eventually(lambda: set(told(pool)) == {"n1/0", "n1/1"})
+    assert all(FAULTS[fault] in why for why in told(pool).values())
+    of_n1.mend()
+    eventually(lambda: len(pool.slots()) == 6)
+    assert told(pool) == {}
+    assert {node for _, node in pool.broadcast(Task(where, (0,)))} == set(NODES)
+
+
+def test_large_calls_that_find_no_place_on_a_node_go_elsewhere(bed: Any, sick: tuple[Fleet, Disk]) -> None:
+    pool, _ = bed
+    blobs = sick[0].root / "n1" / "blobs"
+    with disk(blobs, size="8k") as small:
+        small.fill()
+        parts = [os.urandom(2 * INLINE) for _ in range(12)]
+        futures = [pool.submit(where, number, 0.05, part) for number, part in enumerate(parts)]
+        results = [future.result(timeout=60) for future in futures]
+        assert {node for _, node in results} == {"n0", "n2"}
+
+
+def fill(path: str) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+
+def test_what_the_function_raises_is_of_the_task_and_closes_no_healthy_slot(bed: Any, tmp_path: Path) -> None:
+    pool, _ = bed
+    for slot in [slot.slot for slot in pool.slots()] * 3:
+        error = pool.submit(Task(fill, ("x",)).options(slot=slot)).exception(timeout=60)
+        assert type(error) is OSError and error.errno == errno.ENOSPC
+    assert len(pool.slots()) == 6 and told(pool) == {}
+
+
+def start_and_fill(path: str, starts: str) -> None:
+    with Path(starts).open("a") as file:
+        file.write("x")
+    with Path(os.environ["SKYINFRA_NODE_DIR"], path).open("ab", buffering=0) as filler:
+        while True:
+            filler.write(bytes(4096))
+
+
+def test_a_task_that_fills_the_disk_of_a_node_goes_on_to_no_other(bed: Any, tmp_path: Path) -> None:
+    pool, _ = bed
+    starts = tmp_path / "starts"
+    task = Task(start_and_fill, ("filler", str(starts))).options(slot="n1/0")
+    error = pool.submit(task).exception(timeout=60)
+    assert isinstance(error, OSError) and error.errno == errno.ENOSPC
+    assert starts.read_text() == "x"
+    # The slot noticed before its next task.
+    eventually(lambda: "No space left" in told(pool).get("n1/0", ""))
+    assert len(list(pool.map(where, range(TASKS), itertools.repeat(0.01)))) == TASKS
+    assert "n1/0" in told(pool), "it takes none of them"
+
+
+def spoil(fault: str, folder: str) -> str:
+    Path(folder, fault).mkdir(exist_ok=True)
+    number = 0
+    try:
+        while True:
+            Path(folder, fault, str(number)).touch()
+            number += 1
+    except OSError:
+        return "done"
+
+
+def test_a_task_that_has_ended_keeps_its_result_where_its_node_fails_after_it(bed: Any, sick: Any) -> None:
+    pool, of_n1 = bed
+    slot = on_n1(pool)[:1]
+    # It leaves no inode: the count of its starts, its output and its folder are removed all the same.
+    assert pool.broadcast(Task(spoil, ("fillers", str(of_n1.path))), slots=slot) == ["done"]
+
+
+def leak() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    kept = globals().setdefault("kept", [])
+    try:
+        for _ in range(soft):
+            kept.append(os.open(os.devnull, os.O_RDONLY))
+    except OSError:
+        pass
+    return os.getpid()
+
+
+def process() -> int:
+    return os.getpid()
+
+
+def test_a_process_without_descriptors_is_replaced_and_no_task_fails(bed: Any) -> None:
+    pool, _ = bed
+    slot = on_n1(pool)[:1]
+    pids = pool.broadcast(Task(process), slots=slot)
+    [spoiled] = pool.broadcast(Task(leak), slots=slot)
+    assert pids == [spoiled]
+    assert pool.broadcast(Task(process), slots=slot) != pids
+
+
+def test_a_process_without_memory_is_replaced_and_no_task_fails(bed: Any) -> None:
+    pool, _ = bed
+    slot = on_n1(pool)[:1]
+    [pid] = pool.broadcast(Task(process), slots=slot)
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[0])
+    # From here: what a task sets in its own process is put back. Less than the stack of a thread is left.
+    limit = pages * resource.getpagesize() + 4 * 2**20
+    resource.prlimit(pid, resource.RLIMIT_AS, (limit, limit))
+    # A timeout is watched by a thread.
+    assert pool.broadcast(Task(process).options(timeout=60), slots=slot) != [pid]
+
+
+def test_moves_end_where_the_task_may_be_the_reason() -> None:
+    alone = Moves()
+    assert [alone.may_go_on("n0/0", 1) for _ in range(4)] == [True, True, True, False]
+    one_of_three = Moves()
+    assert all(one_of_three.may_go_on(f"n1/{index}", 3) for index in range(56))
+    each = Moves()
+    assert [each.may_go_on(f"n{index}/0", 100) for index in range(5)] == [True, True, True, True, False]
+    assert "5 slots" in each.text and "n4/0" in each.text
+
+
+def test_a_fleet_whose_only_node_is_sick_says_why(tmp_path: Path) -> None:
+    with disk(tmp_path / "n0") as of_n0:
+        fleet = Fleet(tmp_path, nodes=("n0",), slots=4)
+        try:
+            with open_pool(fleet.manifest) as pool:
+                assert len(pool.broadcast(Task(process))) == 4
+                of_n0.fill()
+                with pytest.raises(sky.SlotFailed, match=r"cannot run process: .*No space left on device") as caught:
+                    pool.submit(process).result(timeout=60)
+                assert "each failed: n0/" in "".join(caught.value.__notes__)
+                of_n0.mend()
+                assert pool.submit(process).result(timeout=60) > 0
+        finally:
+            fleet.close()
