@@ -55,7 +55,7 @@ def test_a_pool_of_compute_instances(fake_machine: Machine, tmp_path: Path) -> N
     )
     (deployment,) = compile_pools([pool], "demo")
     assert [(slot.kind, slot.profile) for slot in deployment.slots] == [("partition", "1c.3g.40gb")] * 2
-    config = NodeConfig.read(json.loads(deployment.head.dumps()))
+    config = NodeConfig.read(json.loads(deployment.head.dumps().replace("@SKYINFRA_NODE@", "mig-0")))
     machine = fake_machine("h100_80gb")
     hardware = Hardware(_real(config), NodeDirectory(tmp_path))
     with machine.loaded():
