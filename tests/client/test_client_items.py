@@ -183,15 +183,15 @@ def test_the_last_item_may_be_lost(pool, monkeypatch):
 
 
 def test_what_the_client_took_may_be_lost_too(pool, monkeypatch):
-    told = client_items.Arrivals._acknowledged
+    acknowledged = client_items.Arrivals._acknowledged
     lost = []
 
     async def lossy(arrivals: client_items.Arrivals) -> None:
         if not lost:
             lost.append(True)
-            arrivals._sending = False
+            arrivals._acknowledging = False
             return
-        await told(arrivals)
+        await acknowledged(arrivals)
 
     monkeypatch.setattr(client_items.Arrivals, "_acknowledged", lossy)
     assert list(count(300) >> pool) == list(range(300))
