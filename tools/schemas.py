@@ -95,9 +95,10 @@ SLOT = {
     "worker": int,
     "slot": str,
     "kind": str | None,
-    "state": Literal["ready", "missing", "draining"],
+    "state": Literal["ready", "missing", "draining", "sick"],
     "waits_for?": [str],
     "tasks": [RunningTask],
+    "sick": str | None,
 }
 GPU = {
     "gpu": int,
@@ -125,6 +126,8 @@ NODE = {
     "failed": NodeFailure | None,
     "drain_reason": str | None,
     "leaving": str | None,
+    "sick": str | None,
+    "unwatched": str | None,
     "behind": bool,
     "slots": [SLOT],
     "gpus": [GPU],
