@@ -96,7 +96,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
             services.reach.by(self.reach),
             services.promise.by(self.promise),
             services.leave.by(self.leave),
-            services.report.by(self.report),
+            services.report.by(self.note_problems),
             services.running.by(lambda: tasks_on_slots(self)),
             services.wait_inside.by(self.wait_inside),
             services.records.by(self._records.records),
@@ -153,7 +153,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         self._out_of_service[node] = why, time.monotonic()
         return True
 
-    def report(self, node: str, not_started: dict[str, str], unwatched: str | None) -> None:
+    def note_problems(self, node: str, not_started: dict[str, str], unwatched: str | None) -> None:
         """Notes which slots of *node* are not there as their workers do not start, and why; and whether something is
         missing there that starts its runner again."""
         with self._noting_sick():

@@ -115,7 +115,7 @@ class Membership:
         if self._head_connection is not None:
             self._head_connection.report(not_started, unwatched)
         elif self._scheduler is not None:
-            self._scheduler.report(node.name, not_started, unwatched)
+            self._scheduler.note_problems(node.name, not_started, unwatched)
 
     async def may_drain(self, node: Node, why: str) -> bool:
         """Returns whether another node of the fleet has slots in service; False where the head does not answer."""

@@ -73,6 +73,7 @@ STARTS = {
     "gpu/amd/smi.py": "on a node: numbers of its GPUs",
     "gpu/machine.py": "on a node: units of its systemd",
     "node/detach.py": "on a node: the runner itself",
+    "node/probe.py": "on a node: a shell that does nothing",
     "readings/vendors.py": "on a node: tools of vendors",
     "runner/answers.py": "on a node: journalctl",
     "runner/commands.py": "on a node: what a member of the fleet gives to `exec`",

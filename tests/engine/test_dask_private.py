@@ -19,6 +19,8 @@ from tornado.iostream import IOStream
 
 from skyinfra.engine import dask_private
 from skyinfra.engine.credentials import Credentials
+from skyinfra.head.scheduler import FleetScheduler
+from skyinfra.worker.process import SlotWorker
 
 ROUNDS = 20
 
@@ -137,3 +139,29 @@ def test_a_connection_that_is_closed_between_two_reads_is_a_closed_one() -> None
         peer.close()
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("ours", "meant"),
+    [
+        (
+            FleetScheduler,
+            {
+                "close",
+                "handle_stream",
+                "handle_worker",
+                "identity",
+                "listen",
+                "log_worker_event",
+                "remove_client",
+                "remove_worker",
+            },
+        ),
+        (SlotWorker, {"close", "execute", "get_startup_information", "heartbeat", "start_unsafe"}),
+    ],
+)
+def test_what_is_ours_hides_nothing_of_dask_by_accident(ours: type, meant: set[str]) -> None:
+    """A method `report` of the scheduler once took the place of Dask's, which cut clients off that cancelled a task."""
+    base = ours.__bases__[0]
+    hidden = {name for name in vars(ours) if not name.startswith("_") and hasattr(base, name)}
+    assert hidden == meant

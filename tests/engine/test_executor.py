@@ -13,7 +13,7 @@ import pytest
 from distributed.client import FutureCancelledError
 
 from skyinfra.engine.executor import Executor, may_pass, overdue
-from skyinfra.errors import TaskAttemptsExceeded, TaskTooLarge
+from skyinfra.errors import SlotFailed, TaskAttemptsExceeded, TaskTooLarge
 from skyinfra.protocol import failures, questions
 from skyinfra.protocol.calls import Outcome
 
@@ -98,11 +98,21 @@ def test_an_outcome_is_taken_from_the_event_or_from_the_result() -> None:
     attempted(result)
 
 
-@pytest.mark.parametrize("error", [FutureCancelledError("f-1", "lost"), OSError("closed")])
-def test_a_call_that_the_head_lost_has_no_outcome(error: Exception) -> None:
+def test_a_call_that_the_head_lost_has_no_outcome() -> None:
     async def test(fleet: Fleet, executor: Executor, task: asyncio.Task[Any]) -> None:
-        fleet.sent[0].ended.set_exception(error)
+        fleet.sent[0].ended.set_exception(FutureCancelledError("f-1", "lost"))
         assert await task is None
+
+    attempted(test)
+
+
+def test_an_error_of_the_call_itself_is_of_its_slot() -> None:
+    """What a task raises is in its outcome: the slot could not even load this one."""
+
+    async def test(fleet: Fleet, executor: Executor, task: asyncio.Task[Any]) -> None:
+        fleet.sent[0].ended.set_exception(OSError("no space left"))
+        with pytest.raises(SlotFailed, match="a slot could not run the call: OSError: no space left"):
+            await task
 
     attempted(test)
 
