@@ -14,7 +14,7 @@ from skyinfra.runner.workers import image_variables
     [
         *("torch", "torch==2.8.0", "torch==2.8.0+rocm6.4", "jax[cuda12]>=0.7,<0.8", "torch (>=2.0)", "a.b-c_d~=1.0"),
         *("numpy<3; python_version < '3.13'", "x @ https://example.com/x-1.whl", "x[y] @ git+https://example.com/x@v1"),
-        *("https://example.com/x-1-py3-none-any.whl#sha256=00", "git+https://example.com/x.git", "/opt/x-1.whl", "./x"),
+        *("https://example.com/x-1-py3-none-any.whl#sha256=00", "git+https://example.com/x.git", "/opt/x-1.whl"),
         *("torch_xla[tpu]~=2.8", "pkg!=1.*", "pkg===1.0-local", "file:///opt/x.whl"),
     ],
 )

@@ -110,7 +110,7 @@ def test_the_head_tells_of_the_end_and_no_slow_webhook_stops_it(
     assert fails["text"].startswith("fails on demo/mig: failed after 0:00:0")
     assert fails["text"].endswith(": skyinfra.ScriptFailed: train.py ended with exit code 3")
     assert (fails["job"]["exit_code"], fails["job"]["pool"]) == (3, "demo/mig")
-    assert "job refused: 127.0.0.1 was not notified: answered 410" in head.directory.log_file.read_text()
+    assert "job refused: 127.0.0.1 was not notified of its end: answered 410" in head.directory.log_file.read_text()
     assert files_with(secret, head.path) == [] and processes_with(secret) == {}
 
 

@@ -166,7 +166,21 @@ ASKING: dict[str, list[str]] = {
     "jobs result": [FLEET, "train"],
 }
 ALONE = {
-    *("init", "synth", "plan", "deploy", "destroy", "completion", "recommend", "offers", "preflight", "iam", "render"),
+    *("init", "synth", "plan", "deploy", "destroy", "move", "completion", "recommend", "offers"),
+    *("preflight", "iam", "render"),
+        "init",
+        "synth",
+        "plan",
+        "deploy",
+        "destroy",
+        "move",
+        "completion",
+        "recommend",
+        "offers",
+        "preflight",
+        "iam",
+        "render",
+    ),
     *("run", "open jupyter", "dashboard"),
     *("mig show", "mig check", "mig pack", "mig profiles", "mig layouts", "mig gallery", "mig export", "mig import"),
 }
@@ -312,9 +326,9 @@ def test_what_tasks_say_in_a_program_of_the_user(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(sys, "stderr", err)
     watcher = Watcher(True, progress=True)
     watcher.begins(["key"])
-    watcher.told("output", "key", ("n0/0", "task", [HOSTILE]))
-    watcher.told("progress", "key", ("n0/0", HOSTILE, (1, 2, HOSTILE)))
-    watcher.told("output", "key", ("n0/0", "task", [HOSTILE]))
+    watcher.handle("output", "key", ("n0/0", "task", [HOSTILE]))
+    watcher.handle("progress", "key", ("n0/0", HOSTILE, (1, 2, HOSTILE)))
+    watcher.handle("output", "key", ("n0/0", "task", [HOSTILE]))
     watcher.ended("key")
     assert OBEYED.search(err.text) is None, repr(err.text)
     if terminal:
