@@ -8,7 +8,6 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from support import ROOT
 
 PACKAGE = ROOT / "skyinfra"
@@ -55,26 +54,31 @@ def texts(path: Path) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.value
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_names_keys_and_messages_have_the_words_of_the_field(path: Path) -> None:
-    where = str(path.relative_to(PACKAGE))
-    before = BEFORE.get(where, set())
-    found = {(line, name) for line, name in names(path) if WORDS & set(words(name))}
-    found |= {(line, text) for line, text in texts(path) if WORDS & set(re.findall(r"[a-z]+", text.lower()))}
-    assert sorted(each for each in found if each[1] not in before) == []
-    assert before <= {each for _, each in found}, "an old name that is no longer there"
+def test_names_keys_and_messages_have_the_words_of_the_field() -> None:
+    wrong: list[tuple[str, int, str]] = []
+    for path in FILES:
+        where = str(path.relative_to(PACKAGE))
+        before = BEFORE.get(where, set())
+        found = {(line, name) for line, name in names(path) if WORDS & set(words(name))}
+        found |= {(line, text) for line, text in texts(path) if WORDS & set(re.findall(r"[a-z]+", text.lower()))}
+        wrong += [(where, *each) for each in sorted(found) if each[1] not in before]
+        assert before <= {each for _, each in found}, f"{where}: an old name that is no longer there"
+    assert wrong == []
 
 
 def test_files_are_named_by_what_they_hold() -> None:
     assert [str(path.relative_to(PACKAGE)) for path in FILES if path.stem in HIDING] == []
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_docstrings_begin_with_a_subject_or_a_verb(path: Path) -> None:
-    nodes = [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+def test_docstrings_begin_with_a_subject_or_a_verb() -> None:
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    texts = [ast.get_docstring(node) or "" for node in nodes if isinstance(node, kinds)]
-    assert [text.partition("\n")[0] for text in texts if re.match(r"(What|One that|That which)\b", text)] == []
+    wrong = [
+        (str(path.relative_to(PACKAGE)), text.partition("\n")[0])
+        for path in FILES
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, kinds) and re.match(r"(What|One that|That which)\b", text := ast.get_docstring(node) or "")
+    ]
+    assert wrong == []
 
 
 def test_look_returns_what_a_fleet_is_now() -> None:

@@ -167,21 +167,7 @@ ASKING: dict[str, list[str]] = {
 }
 ALONE = {
     *("init", "synth", "plan", "deploy", "destroy", "move", "completion", "recommend", "offers"),
-    *("preflight", "iam", "render"),
-        "init",
-        "synth",
-        "plan",
-        "deploy",
-        "destroy",
-        "move",
-        "completion",
-        "recommend",
-        "offers",
-        "preflight",
-        "iam",
-        "render",
-    ),
-    *("run", "open jupyter", "dashboard"),
+    *("preflight", "iam", "render", "run", "open jupyter", "dashboard"),
     *("mig show", "mig check", "mig pack", "mig profiles", "mig layouts", "mig gallery", "mig export", "mig import"),
 }
 

@@ -62,7 +62,7 @@ def bed(sick: tuple[Fleet, Disk]) -> Iterator[tuple[Pool, Disk]]:
         eventually(lambda: len(pool.slots()) == 6)
 
 
-def told(pool: Pool) -> dict[str, str]:
+def sick_slots(pool: Pool) -> dict[str, str]:
     """The sick slots, as the head tells them."""
     state = pool.look().state
     return dict(state.sick) if state is not None else {}
@@ -79,7 +79,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("seconds", [0.0, 0.01])
+@pytest.mark.parametrize("seconds", [0.0, pytest.param(0.01, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_node_with_a_bad_disk_fails_no_task_and_takes_none(bed: Any, fault: Any, seconds: float) -> None:
     pool, of_n1 = bed
@@ -89,14 +89,15 @@ def test_a_node_with_a_bad_disk_fails_no_task_and_takes_none(bed: Any, fault: An
     assert {node for _, node in results} == {"n0", "n2"}
     # Those that got no task of the map get one now.
     assert [node for _, node in (future.result() for future in [pool.submit(where, 0, 0.2) for _ in range(6)])]
-    eventually(lambda: set(told(pool)) == {"n1/0", "n1/1"})
-    assert all(FAULTS[fault] in why for why in told(pool).values())
+    eventually(lambda: set(sick_slots(pool)) == {"n1/0", "n1/1"})
+    assert all(FAULTS[fault] in why for why in sick_slots(pool).values())
     of_n1.mend()
     eventually(lambda: len(pool.slots()) == 6)
-    assert told(pool) == {}
+    assert sick_slots(pool) == {}
     assert {node for _, node in pool.broadcast(Task(where, (0,)))} == set(NODES)
 
 
+@pytest.mark.slow
 def test_large_calls_that_find_no_place_on_a_node_go_elsewhere(bed: Any, sick: tuple[Fleet, Disk]) -> None:
     pool, _ = bed
     blobs = sick[0].root / "n1" / "blobs"
@@ -117,7 +118,7 @@ def test_what_the_function_raises_is_of_the_task_and_closes_no_healthy_slot(bed:
     for slot in [slot.slot for slot in pool.slots()] * 3:
         error = pool.submit(Task(fill, ("x",)).options(slot=slot)).exception(timeout=60)
         assert type(error) is OSError and error.errno == errno.ENOSPC
-    assert len(pool.slots()) == 6 and told(pool) == {}
+    assert len(pool.slots()) == 6 and sick_slots(pool) == {}
 
 
 def start_and_fill(path: str, starts: str) -> None:
@@ -136,9 +137,9 @@ def test_a_task_that_fills_the_disk_of_a_node_goes_on_to_no_other(bed: Any, tmp_
     assert isinstance(error, OSError) and error.errno == errno.ENOSPC
     assert starts.read_text() == "x"
     # The slot noticed before its next task.
-    eventually(lambda: "No space left" in told(pool).get("n1/0", ""))
+    eventually(lambda: "No space left" in sick_slots(pool).get("n1/0", ""))
     assert len(list(pool.map(where, range(TASKS), itertools.repeat(0.01)))) == TASKS
-    assert "n1/0" in told(pool), "it takes none of them"
+    assert "n1/0" in sick_slots(pool), "it takes none of them"
 
 
 def spoil(fault: str, folder: str) -> str:
