@@ -196,7 +196,7 @@ def is_a_fleet(manifest: Manifest, rented: Rented) -> None:
     """Tasks run on every slot, and what is large comes back although the head cannot connect to the worker."""
     assert (manifest.head.address, manifest.head.port) == (
         rented.host,
-        rented.port(next(each for each in rented.started.values() if each.startswith("market-p-0"))),
+        rented.port(next(each for each in rented.started.values() if each.endswith("-0"))),
     )
     with open_pool(manifest) as pool:
         assert sky.compute(len)([1, 2]) @ pool == [2] * 4
