@@ -14,8 +14,8 @@ from skyinfra.runner.workers import image_variables
     [
         *("torch", "torch==2.8.0", "torch==2.8.0+rocm6.4", "jax[cuda12]>=0.7,<0.8", "torch (>=2.0)", "a.b-c_d~=1.0"),
         *("numpy<3; python_version < '3.13'", "x @ https://example.com/x-1.whl", "x[y] @ git+https://example.com/x@v1"),
-        *("https://example.com/x-1-py3-none-any.whl#sha256=00", "git+https://example.com/x.git", "/opt/x-1.whl"),
-        *("torch_xla[tpu]~=2.8", "pkg!=1.*", "pkg===1.0-local", "file:///opt/x.whl"),
+        *("https://example.com/x-1-py3-none-any.whl#sha256=00", "git+https://example.com/x.git", "/srv/x-1.whl"),
+        *("torch_xla[tpu]~=2.8", "pkg!=1.*", "pkg===1.0-local", "file:///srv/x.whl"),
     ],
 )
 def test_requirements(line: str) -> None:
@@ -37,7 +37,7 @@ def test_what_is_no_requirement(line: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["git", "g++", "libnccl2=2.27.3-1+cuda12.9", "libc6:i386", "git/bookworm", "/opt/x.deb"]
+    "name", ["git", "g++", "libnccl2=2.27.3-1+cuda12.9", "libc6:i386", "git/bookworm", "/srv/x.deb"]
 )
 def test_packages(name: str) -> None:
     assert sky.Image(apt=[name]).apt == (name,)
@@ -47,7 +47,7 @@ def test_packages(name: str) -> None:
     "name",
     [
         *("", "-y", "--allow-unauthenticated", "-oDPkg::Pre-Invoke=touch /tmp/x", "sudo-", "git curl", "Git", "git;id"),
-        *("git\n", "*", "cuda-*", "./x.deb", "../x", "apt::x", "/opt/a b.deb", "$(id)"),
+        *("git\n", "*", "cuda-*", "./x.deb", "../x", "apt::x", "/srv/a b.deb", "$(id)"),
     ],
 )
 def test_what_is_no_package(name: str) -> None:
