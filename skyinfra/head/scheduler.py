@@ -269,6 +269,15 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         if why is None:
             logger.info("slot %s takes tasks again", found.name)
 
+    def stimulus_cancel(self, keys: Collection[str], client: str, *arguments: Any, **keywords: Any) -> None:
+        """Cancels tasks as Dask does, and ends those that run: a client that has just sent one, or has one in the queue
+        that starts in this moment, does not know where."""
+        given = {key: task.processing_on for key in keys if (task := self.tasks.get(key)) is not None}
+        super().stimulus_cancel(keys, client, *arguments, **keywords)
+        for key, worker in given.items():
+            if worker is not None and key not in self.tasks and worker.address in self.workers:
+                self.abandon(worker.address, key, cancelled=True)
+
     def remove_client(self, client: str, stimulus_id: str | None = None) -> None:
         """Forgets a client, which may have died, and the events and secrets that were for it alone."""
         super().remove_client(client, stimulus_id)
@@ -292,10 +301,13 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         if theirs:
             self.loop.call_later(_CLIENT_BACK_S, end)
 
-    def abandon(self, worker: str, key: str) -> None:
-        """Ends the task *key* on *worker*, for which nobody waits any more. An earlier worker knows no such message."""
+    def abandon(self, worker: str, key: str, *, cancelled: bool = False) -> None:
+        """Ends the task *key* on *worker*, for which nobody waits any more. An earlier worker knows no such message.
+
+        cancelled: nobody sends it again under its key, so it does not even begin.
+        """
         if carried.KEY in self.workers[worker].extra:
-            self.worker_send(worker, {"op": calls.ABANDON_MESSAGE, "key": key})
+            self.worker_send(worker, {"op": calls.ABANDON_MESSAGE, "key": key, "cancelled": cancelled})
 
     def forget_topic(self, topic: str) -> None:
         """Drops the last events and the secrets of a client's *topic*, which leaves."""

@@ -202,11 +202,11 @@ class SlotWorker(Worker):  # type: ignore[misc]
         if key in carried.keys(lost=True) and (self._rejoining is None or self._rejoining.done()):
             self._abandon(key)
 
-    def _abandon(self, key: str, **_: object) -> None:
-        """Ends the task *key*, for which nobody waits any more, where it still runs."""
+    def _abandon(self, key: str, cancelled: bool = False, **_: object) -> None:
+        """Ends the task *key*, for which nobody waits any more, where it runs; *cancelled*: or is about to."""
         carried.forget(key)
         if dask_private.is_cancelled(self, key):
-            cancellation.abandon(key)
+            (cancellation.stop if cancelled else cancellation.abandon)(key)
 
     def replace(self) -> None:
         """Makes the Nanny start a new process in place of this one, after the task that runs.

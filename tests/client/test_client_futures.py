@@ -103,6 +103,13 @@ def test_a_cancelled_one_is_done(pool, gate):
         waiting.exception(timeout=60)
 
 
+def test_one_that_is_cancelled_at_once_gives_its_slot_back(pool, gate):
+    for _ in range(10):
+        assert pool.submit(nap, str(gate)).cancel()
+    # Less than the time after which a worker ends what nobody waits for.
+    assert pool.submit(double, 2).result(timeout=30) == 4
+
+
 def test_what_is_no_future_is_named(pool):
     with pytest.raises(TypeError, match=r"number 1 is a Task: pool\.submit\(task\)"):
         sky.wait([pool.submit(double, 1), double(1)])
