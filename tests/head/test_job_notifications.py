@@ -134,7 +134,7 @@ def test_a_head_that_starts_anew_has_forgotten_the_address_and_takes_it_again(
         given, left = pool.job("given"), pool.job("left")
         ((_, state, problem),) = notifications(given)
         assert state == "failed" and "jobs give STACK/POOL given --notify TARGET" in (problem or "")
-        assert "not told: its head started anew" in command("jobs", fleet).stdout
+        assert "not notified: its head started anew" in command("jobs", fleet).stdout
         command("jobs", "give", fleet, "given", "--notify", url)
         assert notifications(given) == [("127.0.0.1", "waiting", None)]
         for name in ("given", "left"):
