@@ -114,9 +114,12 @@ class Status:
 
 
 def _named(folder: Path, name: str, *, before: str) -> Path:
-    """Returns the file *name*; that named as the version *before* names it, where a node of that version has it."""
+    """Returns the file *name*; that named as the version *before* names it, where a node of that version has it.
+
+    What watches for notices may not look into the folder, and has no use for either.
+    """
     known = folder / before
-    return known if known.exists() else folder / name
+    return known if os.path.exists(known) else folder / name  # noqa: PTH110 - Path.exists raises where it may not look
 
 
 class NodeDirectory:

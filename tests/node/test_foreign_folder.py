@@ -312,3 +312,17 @@ def test_no_words_but_modes_reach_the_program_that_sets_them(folder: Path, layou
     found = desired.find(config, "a", NodeDirectory(folder), layout)
     assert (found.config, found.source) == (config, "node.json")
     assert isinstance(found.refused, InvalidNodeConfig)
+
+
+def test_who_may_not_look_into_it_may_still_name_its_files(tmp_path: Path) -> None:
+    folder = tmp_path / "closed"
+    folder.mkdir(mode=0o700)
+    try:
+        if os.geteuid() == 0:
+            os.seteuid(65534)
+        else:
+            folder.chmod(0)
+        assert NodeDirectory(folder).watchdog_file.name == "watchdog.pid"
+    finally:
+        os.seteuid(os.getuid())
+        folder.chmod(0o700)

@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +27,7 @@ from skyinfra.node.node import Node
 from skyinfra.protocol.fleet import FleetState, NodeFailure
 from skyinfra.protocol.manifest import Endpoint, Manifest, ManifestNode, ManifestSlot
 from skyinfra.protocol.packages import PackageSource
+from skyinfra.runner.notify import Notifier
 
 # Each has runners of its own.
 pytestmark = pytest.mark.slow
@@ -109,6 +111,14 @@ class Systemd:
             lines += self.heard()
         return lines
 
+    def drop(self) -> None:
+        """Reads and forgets what has come."""
+        self._socket.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                self._socket.recv(4096)
+        self._socket.settimeout(60)
+
     def close(self) -> None:
         self._socket.close()
 
@@ -122,7 +132,10 @@ def service(node: RunningNode, systemd: Systemd) -> Iterator[subprocess.Popen[st
             yield process
         finally:
             process.terminate()
-            process.communicate(timeout=60)
+            try:
+                process.communicate(timeout=60)
+            finally:
+                process.kill()
 
 
 @pytest.fixture
@@ -147,6 +160,23 @@ def test_systemd_hears_how_the_service_is(make_node: MakeNode, systemd: Systemd)
         process.terminate()
         systemd.until("STOPPING=1")
         assert process.wait(60) == 0
+
+
+def test_a_systemd_that_reads_nothing_holds_nobody_up(systemd: Systemd, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NOTIFY_SOCKET", str(systemd.path))
+    notifier = Notifier()
+
+    def notify() -> None:
+        for number in range(2000):  # more than its socket takes
+            notifier.alive(f"status {number}")
+
+    thread = threading.Thread(target=notify, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+    systemd.drop()
+    notifier.alive("status 1999")
+    assert systemd.until("STATUS")[-1] == "STATUS=status 1999"
 
 
 def test_a_runner_that_cannot_start_tells_why(make_node: MakeNode, systemd: Systemd) -> None:
