@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from skyinfra.submission.fleet import RunningTask
 
 # The width of the word before a sentence.
-_WORD = 8
+_WORD = 10
 # As many as any GPU has sizes of profiles.
 STYLES = (
     "black on cyan",

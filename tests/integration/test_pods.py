@@ -40,6 +40,7 @@ class Pods:
 
     def _here(self, text: str, number: int) -> str:
         changes = {
+            "$$": "$",  # kubelet takes $(NAME) for a variable, and this for the sign
             "/var/lib/skyinfra": str(self.folder / str(number)),
             "/etc/skyinfra": str(self.folder),
             f"{self._name}-0.{self._name}-nodes:8786": f"localhost:{self._port}",

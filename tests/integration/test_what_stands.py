@@ -205,7 +205,7 @@ def test_another_layout_is_planned_as_an_update_in_place(tmp_path: Path) -> None
     planned = skyinfra(here, "plan")
     assert "~ cpu head" in planned.stdout and "old: 1 to update" in planned.stdout
     deployed = skyinfra(here, "deploy", "--auto-approve")
-    assert "cpu head updated" in deployed.stderr and "destroyed" not in deployed.stderr
+    assert "cpu head updated" in deployed.stderr and "head destroyed" not in deployed.stderr
     skyinfra(here, "destroy", "--auto-approve")
 
 
