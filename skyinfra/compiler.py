@@ -107,6 +107,7 @@ def _request(pool: ComputePool) -> Request:
         runner=pool.image.runner,
         apt=tuple(pool.image.apt),
         labels=pool.labels,
+        rdma=pool.rdma,
     )
 
 
@@ -141,7 +142,7 @@ def _node_config(pool: ComputePool, stack: str, selection: Selection, *, head: b
         accelerator=_node_accelerator(accelerator, selection) if accelerator else None,
         cpu_slots=0 if accelerator else pool.worker.concurrency or 1,
         simulate=selection.simulated,
-        env=dict(sorted(pool.variables.items())),
+        env=_variables(pool, selection),
         pip=tuple(pool.image.pip),
         run=tuple(pool.image.run),
         drain_seconds=pool.worker.drain_seconds,
@@ -152,6 +153,12 @@ def _node_config(pool: ComputePool, stack: str, selection: Selection, *, head: b
         follow=follow_on(accelerator, pool.layout) if accelerator else None,
         secrets=dict(sorted(pool.secrets.items())),
     )
+
+
+def _variables(pool: ComputePool, selection: Selection) -> dict[str, str]:
+    """Returns the variables of every worker: those of the pool, and those that the network between the nodes needs."""
+    needed = {name: value for name, value in selection.env.items() if name not in pool.secrets}
+    return dict(sorted({**needed, **pool.variables}.items()))
 
 
 def _without_slots(head: NodeConfig) -> NodeConfig:

@@ -194,10 +194,10 @@ class ComputePool(Declaration):
     ``"H100:8/3g.40gb"``, an `Accelerator`, a list of them in order of preference, or None for CPU nodes; of a list the
     first that the shipped offers have is taken, and a deploy that is refused tries no other. name: of the pool, unique
     in its stack. nodes: how many. spot: interruptible capacity. vcpus, memory_gb, disk_gb: minima of one
-    node. max_hourly_cost: USD per hour and node. labels: put on everything that is created. stack: the stack of a
-    pool that is used as ``with sky.ComputePool(...) as pool:``. layout: ``sky.mig.Follow(among=[...])``: the GPUs
-    change between these layouts as the work asks for it; the declared one is that which a node begins with, or the
-    first of them.
+    node. max_hourly_cost: USD per hour and node. rdma: nodes reach each other's memory (InfiniBand, RoCE, EFA), on
+    machines that the provider connects so. labels: put on everything that is created. stack: the stack of a pool that
+    is used as ``with sky.ComputePool(...) as pool:``. layout: ``sky.mig.Follow(among=[...])``: the GPUs change between
+    these layouts as the work asks for it; the declared one is that which a node begins with, or the first of them.
 
     Raises a `DeclarationError`, with the path of the field, for what cannot be.
     """
@@ -215,6 +215,7 @@ class ComputePool(Declaration):
     memory_gb: float | None = Field(default=None, gt=0)
     disk_gb: int | None = Field(default=None, ge=1)
     max_hourly_cost: float | None = Field(default=None, gt=0)
+    rdma: bool = False
     labels: Mapping[str, str] = Field(default_factory=dict)
     layout: InstanceOf[Follow] | None = None
 

@@ -3,6 +3,15 @@ locals {
 
   cidr = "10.84.0.0/16"
 
+  # InfiniBand networks of the location that have machines of the type, those with room for the nodes first.
+  networks = [for each in try(data.crusoe_ib_networks.all[0].ib_networks, []) : {
+    id   = each.id
+    free = sum([for capacity in each.capacities : capacity.slice_type == var.machine_types[0] ? capacity.quantity : 0])
+  } if each.location == var.region && contains(each.capacities[*].slice_type, var.machine_types[0])]
+  # A quantity counts GPUs, of which TYPE.8x has eight.
+  wanted  = var.node_count * try(tonumber(regex("\\.(\\d+)x$", var.machine_types[0])[0]), 1)
+  network = try(concat([for each in local.networks : each.id if each.free >= local.wanted], local.networks[*].id)[0], "")
+
   # Who may come in, and where: source and ports.
   allowed = merge(
     { for pair in setproduct(var.allow_cidrs, ["22", tostring(var.scheduler_port)]) : "${join("-", pair)}-tcp" => { source = pair[0], ports = pair[1], protocol = "tcp" } },
@@ -113,9 +122,47 @@ resource "crusoe_vpc_firewall_rule" "in" {
   }
 }
 
-# A type of the same family would be changed in place, for which a machine is stopped.
+# A type of the same family would be changed in place, for which a machine is stopped; whether it is in a partition too.
 resource "terraform_data" "type" {
-  input = var.machine_types[0]
+  input = var.rdma ? "${var.machine_types[0]} in a partition" : var.machine_types[0]
+}
+
+data "crusoe_ib_networks" "all" {
+  count = var.rdma && var.ib_network_id == null ? 1 : 0
+}
+
+# The network that the pool was made in: what is free elsewhere later moves no node.
+resource "terraform_data" "network" {
+  count = var.rdma ? 1 : 0
+
+  input            = var.ib_network_id == null ? local.network : var.ib_network_id
+  triggers_replace = [var.region, var.machine_types[0], var.ib_network_id]
+
+  lifecycle {
+    ignore_changes = [input]
+
+    precondition {
+      condition     = can(regex("-ib\\.", var.machine_types[0]))
+      error_message = "rdma: types that end in -ib are in an InfiniBand network (machine_types)."
+    }
+
+    postcondition {
+      condition     = self.output != ""
+      error_message = "rdma: no InfiniBand network of ${var.region} has machines of ${var.machine_types[0]}; crusoe networking ib-networks list shows where there are some. Declare another region, or leave rdma out."
+    }
+  }
+}
+
+resource "crusoe_ib_partition" "pool" {
+  count = var.rdma ? 1 : 0
+
+  name          = module.names.own
+  ib_network_id = terraform_data.network[0].output
+
+  lifecycle {
+    ignore_changes       = [name]
+    replace_triggered_by = [terraform_data.network]
+  }
 }
 
 resource "crusoe_compute_instance" "node" {
@@ -131,6 +178,8 @@ resource "crusoe_compute_instance" "node" {
     subnet      = crusoe_vpc_subnet.pool.id
     public_ipv4 = { type = "static" }
   }]
+
+  host_channel_adapters = var.rdma ? [{ ib_partition_id = crusoe_ib_partition.pool[0].id }] : null
 
   # Gives the machine its host key, at every start. Until it has run, the machine answers with another one, and is asked
   # again.

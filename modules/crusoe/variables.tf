@@ -117,3 +117,16 @@ variable "wait_seconds" {
   default     = 1800
   nullable    = false
 }
+
+variable "rdma" {
+  description = "Whether the nodes are in an InfiniBand partition of their own: types that end in -ib. Another one makes the nodes anew."
+  type        = bool
+  default     = false
+  nullable    = false
+}
+
+variable "ib_network_id" {
+  description = "The InfiniBand network of the partition; null takes one of the region that has machines of the type. Another one makes the nodes anew."
+  type        = string
+  default     = null
+}

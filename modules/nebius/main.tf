@@ -145,6 +145,25 @@ resource "terraform_data" "machine" {
   input = [var.project_id, var.subnet_id, var.region, var.machine_types[0], var.image, var.disk_gb, var.spot]
 }
 
+# The nodes join it when they are made, and in no other way.
+resource "nebius_compute_v1_gpu_cluster" "pool" {
+  count = var.infiniband_fabric == null ? 0 : 1
+
+  parent_id         = var.project_id
+  name              = module.names.own
+  infiniband_fabric = var.infiniband_fabric
+  labels            = var.labels
+
+  lifecycle {
+    ignore_changes = [name, labels]
+
+    precondition {
+      condition     = can(regex("/8gpu-", var.machine_types[0]))
+      error_message = "infiniband_fabric: a GPU cluster takes machines with 8 GPUs alone (machine_types)."
+    }
+  }
+}
+
 resource "nebius_compute_v1_instance" "node" {
   for_each = toset(local.names)
 
@@ -178,6 +197,8 @@ resource "nebius_compute_v1_instance" "node" {
     public_ip_address = {}
     security_groups   = [{ id = nebius_vpc_v1_security_group.pool.id }]
   }]
+
+  gpu_cluster = var.infiniband_fabric == null ? null : { id = nebius_compute_v1_gpu_cluster.pool[0].id }
 
   # One that is taken back is stopped, and not started again by Nebius.
   preemptible          = var.spot ? { on_preemption = "STOP" } : null

@@ -148,3 +148,9 @@ variable "spot" {
   default     = false
   nullable    = false
 }
+
+variable "infiniband_fabric" {
+  description = "The InfiniBand fabric that connects the nodes, such as fabric-6, of the region and the platform: a GPU cluster is made in it. Null connects none. Another one makes the nodes anew."
+  type        = string
+  default     = null
+}

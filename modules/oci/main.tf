@@ -184,7 +184,27 @@ resource "oci_core_network_security_group_security_rule" "to_outside" {
 
 # What would be changed in place, for which a machine is restarted.
 resource "terraform_data" "machine" {
-  input = [var.machine_types[0], var.image, var.disk_gb, var.spot]
+  input = concat([var.machine_types[0], var.image, var.disk_gb, var.spot], var.rdma ? ["rdma"] : [])
+}
+
+# The nodes join its network when they are made. A cluster network would make them itself, as an instance pool, whose machines
+# have no names and no user data of their own.
+resource "oci_core_compute_cluster" "pool" {
+  count = var.rdma ? 1 : 0
+
+  compartment_id      = var.compartment_id
+  availability_domain = var.availability_domain
+  display_name        = module.names.own
+  freeform_tags       = var.labels
+
+  lifecycle {
+    ignore_changes = [display_name]
+
+    precondition {
+      condition     = can(regex("^BM\\.", var.machine_types[0]))
+      error_message = "rdma: bare machines alone join a compute cluster (machine_types)."
+    }
+  }
 }
 
 resource "oci_core_instance" "node" {
@@ -200,6 +220,22 @@ resource "oci_core_instance" "node" {
     user_data           = base64encode(module.hosts.cloud_config[each.key])
   }
   preserve_boot_volume = false
+
+  compute_cluster_id = var.rdma ? oci_core_compute_cluster.pool[0].id : null
+
+  # What lets a machine into the network, and gives its interfaces their addresses.
+  dynamic "agent_config" {
+    for_each = var.rdma ? [true] : []
+    content {
+      dynamic "plugins_config" {
+        for_each = ["Compute HPC RDMA Authentication", "Compute HPC RDMA Auto-Configuration"]
+        content {
+          name          = plugins_config.value
+          desired_state = "ENABLED"
+        }
+      }
+    }
+  }
 
   # Of a shape that has sizes: SHAPE/OCPUS/GB.
   dynamic "shape_config" {

@@ -155,3 +155,10 @@ variable "spot" {
   default     = false
   nullable    = false
 }
+
+variable "rdma" {
+  description = "Whether the nodes are in a compute cluster, whose network is RoCE: bare machines with 8 GPUs, and an image with the plugins of the Oracle Cloud Agent for it. Another one makes the nodes anew."
+  type        = bool
+  default     = false
+  nullable    = false
+}

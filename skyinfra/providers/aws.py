@@ -31,21 +31,21 @@ class CapacityReservation(Declaration):
 class AWS(CloudProvider):
     """Amazon EC2, by Terraform's hashicorp/aws and the credentials that it finds.
 
-    region: such as ``us-east-1``. zones: to use, in order of preference; empty is all that offer the machine.
-    profile: of the shared AWS configuration. account_id: of 12 digits: credentials of another account are refused, by
-    Terraform itself. instance_types: to take, in order of preference; empty takes the
-    cheapest that carries the accelerator, and for a spot pool those besides that cost at most twice that.
-    head_instance_type: of the head of a pool that is an Auto Scaling group (spot, or several types), which carries no
-    slots. vpc_id, subnet_ids, security_group_ids: your own network; without them the pool has one of its own.
-    head_public_ip: an Elastic IP for the head in your own subnets. allow_cidrs: networks that may reach the head; with
-    none, nothing comes in. ssh_public_key: to log in with; Session Manager needs none. iam_instance_profile: yours
-    instead of one that allows Session Manager and nothing else. ami: an image of your own, or the path of an SSM
-    parameter that holds one. capacity: a capacity block or reservation to run in. spot_max_price: USD per hour.
-    efa: Elastic Fabric Adapter on every network card. placement_group: close together in one zone; with efa it is on
-    unless it says otherwise. group: nodes in an Auto Scaling group from the first one on, so that a spot pool of one
-    node grows without being replaced. iam_path, permissions_boundary: of the role that the pool makes. kms_key_id: ARN
-    of the key that encrypts the volumes and the pool's bucket. head_volume_gb: of the volume with the jobs of the head,
-    which may only grow; 20 unless it says otherwise.
+    region: such as ``us-east-1``. zones: to use, in order of preference; empty is all that offer the machine. profile:
+    of the shared AWS configuration. account_id: of 12 digits: credentials of another account are refused, by Terraform
+    itself. instance_types: to take, in order of preference; empty takes the cheapest that carries the accelerator, and
+    for a spot pool those besides that cost at most twice that. head_instance_type: of the head of a pool that is an
+    Auto Scaling group (spot, or several types), which carries no slots. vpc_id, subnet_ids, security_group_ids: your
+    own network; without them the pool has one of its own. head_public_ip: an Elastic IP for the head in your own
+    subnets. allow_cidrs: networks that may reach the head; with none, nothing comes in. ssh_public_key: to log in with;
+    Session Manager needs none. iam_instance_profile: yours instead of one that allows Session Manager and nothing else.
+    ami: an image of your own, or the path of an SSM parameter that holds one. capacity: a capacity block or reservation
+    to run in. spot_max_price: USD per hour. efa: Elastic Fabric Adapter on every network card, as ``rdma=True`` of the
+    pool has it. placement_group: close together in one zone; with efa it is on unless it says otherwise. group: nodes
+    in an Auto Scaling group from the first one on, so that a spot pool of one node grows without being replaced.
+    iam_path, permissions_boundary: of the role that the pool makes. kms_key_id: ARN of the key that encrypts the
+    volumes and the pool's bucket. head_volume_gb: of the volume with the jobs of the head, which may only grow; 20
+    unless it says otherwise.
     """
 
     kind: ClassVar[str] = "aws"
@@ -137,12 +137,13 @@ class AWS(CloudProvider):
         """Returns the inputs of modules/aws besides those of every cloud."""
         block, reservation = isinstance(self.capacity, CapacityBlock), isinstance(self.capacity, CapacityReservation)
         reserved = self.capacity.id if self.capacity else None
+        efa = self.efa or selected.fabric is not None
         return {
             "zones": list(self.zones),
             "subnet_ids": list(self.subnet_ids),
             "security_group_ids": list(self.security_group_ids),
             "head_public_ip": self.head_public_ip,
-            "placement_group": self.efa if self.placement_group is None else self.placement_group,
+            "placement_group": efa if self.placement_group is None else self.placement_group,
             "vpc_id": self.vpc_id,
             "iam_instance_profile": self.iam_instance_profile,
             "spot_max_price": self.spot_max_price,
@@ -153,7 +154,7 @@ class AWS(CloudProvider):
             "head_volume_gb": self.head_volume_gb,
             "capacity_block_id": reserved if block else None,
             "capacity_reservation_id": reserved if reservation else None,
-            "efa_interfaces": ({o.machine_type: _interfaces(o) for o in selected.offers} if self.efa else None) or None,
+            "efa_interfaces": ({o.machine_type: _interfaces(o) for o in selected.offers} if efa else None) or None,
         }
 
 

@@ -20,7 +20,7 @@ class Request:
 
     accelerators: in order of preference; empty for CPU nodes. vcpus, memory_gb, disk_gb: minima of one node, None where
     nothing is asked. max_hourly_cost: USD per hour and node. python, runner, apt: what the image needs beyond Python
-    packages. labels: of everything that is made.
+    packages. labels: of everything that is made. rdma: whether the nodes reach each other's memory.
     """
 
     accelerators: tuple[Accelerator, ...]
@@ -34,6 +34,7 @@ class Request:
     runner: str | None = None
     apt: tuple[str, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
+    rdma: bool = False
 
     @property
     def first(self) -> Accelerator | None:
@@ -64,7 +65,7 @@ class Selection:
     folder of the node configuration. simulated: whether the accelerators are simulated. share: of each accelerator that
     a node has, less than 1 for fractional machines. hosts: how many nodes one machine is, each with a slot: the hosts
     of a TPU slice. head_machine: machine type of the head where it is a machine besides the nodes, without slots;
-    head_price: of that, None where it is not known.
+    head_price: of that, None where it is not known. env: variables of the workers, for the network between the nodes.
     """
 
     accelerator: Accelerator | None
@@ -81,6 +82,7 @@ class Selection:
     hosts: int = 1
     head_machine: str | None = None
     head_price: Price | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def count(self) -> int:

@@ -19,6 +19,7 @@ from skyinfra.mig.layout_tag import write_tag
 from skyinfra.offers import Offer, Price
 from skyinfra.providers.base import Provider, Request, Selection
 from skyinfra.providers.data import Data, Output, OutputStrings, Strings, kinds, read
+from skyinfra.providers.fabrics import Fabric, connected, unconnected
 from skyinfra.providers.images import no_image
 
 SCHEDULER_PORT = 8786
@@ -31,13 +32,17 @@ _CALLED = {"max_price": "max_hourly_cost", "ram_gib": "memory_gb"}
 
 @dataclass(frozen=True)
 class SelectedMachines:
-    """The machines of a pool; see `Selection`. offers: of the machine types, in their order; none for CPU nodes."""
+    """The machines of a pool; see `Selection`. offers: of the machine types, in their order; none for CPU nodes.
+
+    fabric: the network between them; None where RDMA is not asked for.
+    """
 
     accelerator: Accelerator | None
     machine_types: tuple[str, ...]
     offers: tuple[Offer, ...]
     prices: dict[str, Price]
     price_note: str
+    fabric: Fabric | None = None
 
     @property
     def share(self) -> float:
@@ -160,6 +165,13 @@ class CloudProvider(Provider):
         """Returns the image for machines without accelerators."""
         return self.data.image(machine_types, None, field=f"provider.{self.image_field}")
 
+    def refuse_lacking(self, request: Request) -> None:
+        """As of every provider; names those that connect their machines."""
+        if request.rdma and "rdma" in self.data.lacks:
+            having = _having(lambda data: any(row.network for row in data.fabrics))
+            raise NotSupported(self.data.lacks["rdma"], field="rdma", given=True, hint=having)
+        super().refuse_lacking(request)
+
     def select(self, request: Request) -> Selection:
         """The machines for *request*, from shipped offers. Raises `NotOffered`, `NotSupported`, `InvalidField`."""
         self._check_traits(request)
@@ -195,6 +207,7 @@ class CloudProvider(Provider):
             share=selected.share,
             head_machine=head,
             head_price=self.data.price(head, self.region) if head else None,
+            env=selected.fabric.env if selected.fabric else {},
         )
 
     def _layout(self, accelerator: Accelerator | None) -> str | None:
@@ -244,8 +257,23 @@ class CloudProvider(Provider):
             request,
         )
 
+    @property
+    def names_fabric(self) -> bool:
+        """Whether the declaration names the fabric that connects the nodes."""
+        return False
+
+    def _connected(self, every: Iterable[Offer]) -> list[Offer]:
+        """Returns the offers of *every* whose machines have a network for RDMA."""
+        return connected(self.data.fabrics, every, None if self.names_fabric else self.region)
+
+    def _unconnected(self, found: Iterable[Offer], field: str) -> NotSupported:
+        sold = [each for each in offers.load() if each.provider == self.seller and not self.data.refuses(each)]
+        return unconnected(self.data.fabrics, found, sold, None if self.names_fabric else self.region, field=field)
+
     def _plain(self, request: Request) -> SelectedMachines:
         """Nodes without accelerators: the smallest general machine, or the declared types."""
+        if request.rdma:
+            raise NotSupported("is between machines with accelerators", field="rdma", given=True, hint="Leave it out.")
         types = tuple(self.instance_types) or (self.data.general(request.vcpus, request.memory_gb, self.region),)
         known = {name: self.data.price(name, self.region) for name in types if not request.spot}
         prices = {name: price for name, price in known.items() if price is not None}
@@ -268,7 +296,8 @@ class CloudProvider(Provider):
             about = "about, " if price.basis == "estimated" else ""
             note = f"{about}{purchase} in {price.region}, {price.date}"
         notes = [note, self._place_note(types[0], found), self._smaller_note(found, request)]
-        return SelectedMachines(accelerator, types, found, prices, "; ".join(filter(None, notes)))
+        fabric = self.data.fabric(found[0]) if request.rdma and found else None
+        return SelectedMachines(accelerator, types, found, prices, "; ".join(filter(None, notes)), fabric)
 
     def _place_note(self, machine_type: str, found: tuple[Offer, ...]) -> str:
         """Says where no source knows that the machine is offered in the region; else empty."""
@@ -286,7 +315,7 @@ class CloudProvider(Provider):
         if not found or found[0].count == 1 or self.instance_types:
             return ""
         wanted = next((each for each in request.accelerators if offers.carries(found[0], each)), None)
-        if wanted is None or wanted.count is not None or wanted.vendor == "google":
+        if wanted is None or wanted.count is not None or wanted.vendor == "google" or request.rdma:
             return ""
         query = replace(self._query(request), accelerators=())
         near = [
@@ -326,8 +355,10 @@ class CloudProvider(Provider):
             if error.field == "region":
                 error.hint = f"{error.hint}\nOr name what {self.called} has there: instance_types=[...]"
             raise
-        found = query.run(offers.load())
+        found = query.run(self._connected(offers.load()) if request.rdma else offers.load())
         if not found:
+            if request.rdma and (others := query.run(offers.load())):
+                raise self._unconnected(others, "rdma")
             raise offers.not_offered(query, called=_CALLED).at("accelerator")
         reasons = {offer: self.data.refuses(offer, own_image=self.own_image is not None) for offer in found}
         served = [offer for offer, why in reasons.items() if why is None]
@@ -359,6 +390,8 @@ class CloudProvider(Provider):
                 )
         selected = [by_type[name] for name in self.instance_types]
         _check_alike(selected)
+        if request.rdma and (apart := [each for each in selected if not self._connected([each])]):
+            raise self._unconnected(apart, "provider.instance_types")
         return selected
 
     def _here(self, offer: Offer, request: Request) -> Offer:

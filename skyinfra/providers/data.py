@@ -1,7 +1,7 @@
 """The differences between providers, as data: ``KIND.toml`` beside this file, read into one `Data` for each.
 
-Tables of the file: about, terraform, boot, traits, lacks, labels, images, machines, prices, quotas, preflight, errors;
-a provider leaves out what it has not. Every table carries its source and date, in fields or in a comment.
+Tables of the file: about, terraform, boot, traits, lacks, labels, images, fabrics, machines, prices, quotas, preflight,
+errors; a provider leaves out what it has not. Every table carries its source and date, in fields or in a comment.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from skyinfra.accelerators import Accelerator, parse
 from skyinfra.declared import OUTPUT, Declaration
 from skyinfra.errors import InvalidField, NotOffered, NotSupported
 from skyinfra.offers import Offer, Price
+from skyinfra.providers.fabrics import Fabric, fabric_of
 from skyinfra.providers.images import Image, image_of, no_image
 from skyinfra.providers.preflight_requests import Asked
 
@@ -143,7 +144,8 @@ class About(Declaration):
 
 class Data(Declaration):
     """The data file of a provider. exports: its module and the public names there. images: by machine type, vendor and
-    architecture, with their driver; see `skyinfra.providers.images`. errors: of its API; `codes`, with the list that
+    architecture, with their driver; see `skyinfra.providers.images`. fabrics: the networks between the machines; see
+    `skyinfra.providers.fabrics`. errors: of its API; `codes`, with the list that
     they are in as `source`, and `texts`, patterns, each found in one of the `quotes` (words, and where they stand).
     terraform: name, source and version of the provider, config, the arguments of its block, place, where a resource is
     by the state (see `skyinfra.deploy.places`), inputs, the fields of the class that its module takes as they are,
@@ -169,6 +171,7 @@ class Data(Declaration):
     labels: Labels | None = None
     terraform: Mapping[str, Any] = Field(default_factory=dict)
     images: Sequence[Image] = ()
+    fabrics: Sequence[Fabric] = ()
     machines: Mapping[str, Any] = Field(default_factory=dict)
     prices: Mapping[str, Any] = Field(default_factory=dict)
     quotas: Mapping[str, Any] = Field(default_factory=dict)
@@ -257,6 +260,10 @@ class Data(Declaration):
                 hint="Name types of one family, or give an image that serves all of them.",
             )
         return next(iter(images.values()))
+
+    def fabric(self, offer: Offer) -> Fabric | None:
+        """Returns the network between machines of *offer*, see `fabrics`; None where no row says what it is."""
+        return fabric_of(self.fabrics, offer)
 
     def deploys(self, machine_type: str) -> bool:
         """Returns whether its module makes such machines, and not something else that the provider sells."""

@@ -38,9 +38,10 @@ class GCP(CloudProvider):
     default. flex_start_hours: nodes that are made when there is capacity and deleted after that many hours, at most
     168. reservation: its name, or ``projects/PROJECT/reservations/NAME``. reservation_bound: nodes are deleted when it
     ends, as capacity that was reserved for a time wants (calendar mode, AI Hypercomputer). gpudirect: the interfaces of
-    GPUDirect RDMA, for A3 Ultra and A4. compact_placement: close together in one zone. group: nodes in a managed
-    instance group from the first one on, so that a spot pool of one node grows without being replaced. head_volume_gb:
-    of the disk with the jobs of the head, which may only grow; 20 unless it says otherwise.
+    GPUDirect RDMA, for A3 Ultra and A4, as ``rdma=True`` of the pool has them. compact_placement: close together in one
+    zone. group: nodes in a managed instance group from the first one on, so that a spot pool of one node grows without
+    being replaced. head_volume_gb: of the disk with the jobs of the head, which may only grow; 20 unless it says
+    otherwise.
     """
 
     kind: ClassVar[str] = "gcp"
@@ -96,7 +97,8 @@ class GCP(CloudProvider):
             )
 
     def check_selection(self, selected: SelectedMachines) -> None:
-        """Raises `NotSupported` where a TPU was chosen from a list that does not begin with one."""
+        """Raises `NotSupported` where a TPU was chosen from a list that does not begin with one, and for machines
+        without GPUDirect where it is declared."""
         if selected.accelerator is not None and selected.accelerator.vendor == "google":
             raise NotSupported(
                 "TPUs and other accelerators are set up in different ways",
@@ -104,9 +106,14 @@ class GCP(CloudProvider):
                 given=str(selected.accelerator),
                 hint="Declare a pool for each.",
             )
+        row = self.data.fabric(selected.offers[0]) if selected.offers else self.data.fabrics[-1]
+        if self.gpudirect and row is not None and row.network is None:
+            hint = "Leave it out: nodes reach each other over their first interface all the same."
+            why = f"not on {selected.machine_types[0]}: {row.why}"
+            raise NotSupported(why, field="provider.gpudirect", given=True, hint=hint)
 
     def select(self, request: Request) -> Selection:
-        """As of every cloud; raises besides for machines that are not sold on demand, or have no GPUDirect."""
+        """As of every cloud; raises besides for machines that are not sold on demand, and groups with GPUDirect."""
         found = super().select(request)
         scarce = [name for name in found.machine_types if re.match(self.data.machines.get("scarce", "(?!)"), name)]
         if scarce and not request.spot and self.flex_start_hours is None:
@@ -115,16 +122,16 @@ class GCP(CloudProvider):
                 field="provider",
                 hint="Declare spot=True, sky.GCP(flex_start_hours=...), or more accelerators for each node.",
             )
-        for pattern, why in self.data.machines["no_gpudirect"] if self.gpudirect else ():
-            if re.match(pattern, found.machine_types[0]):
-                hint = "Leave it out: nodes reach each other over their first interface all the same."
-                why = f"not on {found.machine_types[0]}: {why}"
-                raise NotSupported(why, field="provider.gpudirect", given=True, hint=hint)
-        alone = "flex_start_hours" if self.flex_start_hours else "gpudirect" if self.gpudirect else None
-        if alone and found.separate_head:
+        alone = {
+            "provider.flex_start_hours": self.flex_start_hours,
+            "provider.gpudirect": self.gpudirect,
+            "rdma": request.rdma,
+        }
+        field = next((name for name, given in alone.items() if given), None)
+        if field and found.separate_head:
             hint = "Leave out group, all machine types but one, and spot for several nodes."
             why = "for machines of one type, which are no group"
-            raise InvalidField(why, field=f"provider.{alone}", given=getattr(self, alone), hint=hint)
+            raise InvalidField(why, field=field, given=alone[field], hint=hint)
         return found
 
     def in_group(self, request: Request, selected: SelectedMachines) -> bool:
@@ -141,7 +148,7 @@ class GCP(CloudProvider):
             "flex_start_seconds": round(self.flex_start_hours * _HOUR_S) if self.flex_start_hours else None,
             "reservation": self.reservation,
             "reservation_bound": self.reservation_bound or None,
-            "gpudirect": self.gpudirect or None,
+            "gpudirect": self.gpudirect or selected.fabric is not None or None,
             "compact_placement": self.compact_placement,
             "group": self.group or None,
             "head_volume_gb": self.head_volume_gb,

@@ -50,3 +50,7 @@ class OCI(MachineCloud):
                 given=selected.machine_types[0],
                 hint="Leave spot out, or declare an accelerator of a virtual machine (VM.GPU.A10.1).",
             )
+
+    def inputs(self, selected: SelectedMachines, head: str | None) -> dict[str, object]:
+        """Returns the fields that the module takes as they are, and whether it makes a compute cluster."""
+        return super().inputs(selected, head) | {"rdma": selected.fabric is not None or None}
