@@ -140,6 +140,7 @@ Radeon_Pro_V710: _Factory
 T4: _Factory
 T4G: _Factory
 TPU7x: _Factory
+TPU7x_8: _Factory
 TPUv2: _Factory
 TPUv2_128: _Factory
 TPUv2_256: _Factory
@@ -193,6 +194,7 @@ TPUv6e_4: _Factory
 TPUv6e_64: _Factory
 TPUv6e_8: _Factory
 TPUv7: _Factory
+TPUv7x_8: _Factory
 Titan_RTX: _Factory
 Titan_V: _Factory
 Titan_Xp: _Factory
@@ -201,6 +203,7 @@ Trainium1: _Factory
 Trainium2: _Factory
 Trainium3: _Factory
 V100: _Factory
+tpu7x_standard_4t: _Factory
 v2_128: _Factory
 v2_256: _Factory
 v2_32: _Factory
@@ -246,3 +249,4 @@ v6e_32: _Factory
 v6e_4: _Factory
 v6e_64: _Factory
 v6e_8: _Factory
+v7x_8: _Factory

@@ -71,7 +71,7 @@ def refuses(offer: Offer) -> str | None:
     sellers = [
         cls.kind for cls in deployable().values() if (getattr(cls, "offered_by", "") or cls.kind) == offer.provider
     ]
-    reasons = [read(kind).refuses(offer) for kind in sellers]
+    reasons = [read(kind).refuses(offer) for kind in sellers if offer.vendor not in read(kind).apart]
     return None if None in reasons else next(iter(reasons), None)
 
 

@@ -122,6 +122,13 @@ class GCP(CloudProvider):
                 field="provider",
                 hint="Declare spot=True, sky.GCP(flex_start_hours=...), or more accelerators for each node.",
             )
+        reserved = [name for name in found.machine_types if re.match(self.data.machines.get("reserved", "(?!)"), name)]
+        if reserved and not (request.spot or self.flex_start_hours or self.reservation):
+            raise NotSupported(
+                f"{reserved[0]} is not sold on demand",
+                field="provider",
+                hint="Declare sky.GCP(reservation=..., reservation_bound=True), the way to capacity of that family.",
+            )
         alone = {
             "provider.flex_start_hours": self.flex_start_hours,
             "provider.gpudirect": self.gpudirect,

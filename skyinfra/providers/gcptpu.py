@@ -46,7 +46,15 @@ class GCPTPU(GCP):
             )
 
     def check_selection(self, selected: SelectedMachines) -> None:
-        """Every slice of the offers is deployed."""
+        """Raises `NotSupported` for a generation that the Cloud TPU API has not."""
+        for offer in selected.offers:
+            if not self.data.deploys(offer.machine_type):
+                raise NotSupported(
+                    f"{offer.machine_type} is no {self.data.machines['deployed_as']}",
+                    field="accelerator",
+                    given=str(selected.accelerator),
+                    hint="Declare TPUv6e or TPUv5p; or `skyinfra render --format kubernetes` for nodes of GKE.",
+                )
 
     def in_group(self, request: Request, selected: SelectedMachines) -> bool:
         """Returns the head is always a machine besides: a slice has no address that stays."""

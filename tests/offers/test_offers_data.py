@@ -27,10 +27,10 @@ def one(provider: str, machine_type: str) -> Offer:
 
 
 def test_every_row_of_the_table_is_one_offer() -> None:
-    assert len(ALL) == 513
+    assert len(ALL) == 519
     assert Counter(offer.provider for offer in ALL) == {
         "aws": 88,
-        "gcp": 75,
+        "gcp": 81,
         "vastai": 91,
         "azure": 36,
         "runpod": 86,

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import skyinfra as sky
+from skyinfra import offers, providers
 from skyinfra.bootstrap import user_data
 from skyinfra.bootstrap.files import written
 from skyinfra.compiler import Deployment, compile_pool
@@ -164,6 +165,48 @@ def test_gpudirect_that_nodes_cannot_use_is_refused(accelerator: str, machine_ty
 )
 def test_what_is_refused_is_named(field: str, fields: dict[str, Any]) -> None:
     assert refused(sky.InvalidField, "L4", **fields).field == field
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "machine_type"),
+    [("RTX PRO 6000", "g4-standard-48"), ("RTX PRO 6000:8", "g4-standard-384"), ("RTX PRO 6000:2", "g4-standard-96")],
+)
+def test_machines_of_g4(accelerator: str, machine_type: str) -> None:
+    found = select(accelerator)
+    assert found.machine_types == (machine_type,) and found.image.endswith("amd64-with-nvidia-580")
+    # No source lists its regions: another one is allowed, and said.
+    elsewhere = select(accelerator, gcp={"region": "europe-west4"})
+    assert elsewhere.machine_types == (machine_type,)
+    assert f"no source here says that europe-west4 has {machine_type}" in elsewhere.price_note
+
+
+def test_g4_is_partitioned_by_its_runner() -> None:
+    found = compiled("RTX PRO 6000:2/1g.24gb*4")
+    assert found.selection.machine_types == ("g4-standard-96",) and len(found.slots) == 8
+    [row] = [each for each in offers.load() if each.machine_type == "g4-standard-96"]
+    assert row.mig_model == "rtx_pro_6000_96gb" and row.form_factor == "Server"
+
+
+def test_gb200_is_of_arm_and_takes_a_reservation() -> None:
+    error = refused(sky.NotSupported, "GB200:4")
+    assert "a4x-highgpu-4g is not sold on demand" in str(error) and "reservation_bound=True" in str(error)
+    found = select("GB200:4", gcp={"reservation": "mine", "reservation_bound": True})
+    assert found.machine_types == ("a4x-highgpu-4g",) and found.image.endswith("arm64-with-nvidia-580")
+    error = refused(sky.NotSupported, "GB200:4", gcp={"reservation": "mine"}, rdma=True)
+    assert error.field == "rdma" and "its interfaces are others than those of A4" in str(error)
+
+
+def test_tpu7x_is_known_and_not_of_the_cloud_tpu_api() -> None:
+    [row] = [each for each in offers.load() if each.machine_type == "tpu7x-standard-4t"]
+    assert (row.accelerator, row.chips, row.regions) == ("TPU7x-8", 4, ("us-central1",))
+    assert "sells it otherwise" in str(providers.refuses(row))
+    for named in ("TPU7x:4", "TPU7x-8", "tpu7x-standard-4t"):
+        error = refused(sky.NotSupported, named)
+        assert "none of TPU7x and later" in str(error) and "TPUv6e" in str(error)
+    # Not by a runtime version of one's own either.
+    with pytest.raises(sky.NotSupported, match="none of TPU7x"):
+        pool = sky.ComputePool(provider=sky.GCPTPU(runtime_version="v2-alpha-tpu7-ubuntu2404"), accelerator="TPU7x-8")
+        compile_pool(pool, "s")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -136,7 +137,7 @@ def declared(offer: offers.Offer, region: str) -> sky.ComputePool:
         fields["region"] = region
     if kind == "runpod":
         fields["cloud"] = "community" if offer.machine_type.endswith("(community)") else "secure"
-    scarce = kind == "gcp" and offer.machine_type.startswith(("a3-highgpu-1g", "a3-highgpu-2g", "a3-highgpu-4g"))
+    scarce = kind == "gcp" and re.match("a3-highgpu-[124]g|a4x-", offer.machine_type) is not None
     return sky.ComputePool(name="p", provider=cls(**fields), accelerator=offer.accelerated, spot=scarce)
 
 
