@@ -17,6 +17,7 @@ _COLUMNS = (
     "spot",
     "notice",
     "groups",
+    "RDMA",
     "the head is found by",
     "tested",
 )
@@ -48,6 +49,7 @@ def _row(data: Data) -> tuple[str, ...]:
         {"no": "no", "flag": "yes", "bid": "by a bid"}[traits.spot],
         "yes" if traits.preemption_notice else "no",
         "yes" if traits.groups else "no",
+        ", ".join(sorted({row.network for row in data.fabrics if row.network})) or "no",
         data.about.head,
         data.about.tested,
     )

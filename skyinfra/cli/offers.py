@@ -24,7 +24,7 @@ from skyinfra.cli.options import (
     names_of,
     takes_records,
 )
-from skyinfra.errors import counted
+from skyinfra.errors import NotOffered, counted
 from skyinfra.offers import Offer, Price, Query
 from skyinfra.packing import Given, Machines, Packing
 from skyinfra.terminal import tables
@@ -81,6 +81,9 @@ def show_offers(
             "--live", help="Ask the providers: those that answer without a key, or to one in the environment."
         ),
     ] = False,
+    rdma: Annotated[
+        bool, typer.Option("--rdma", help="Those alone whose nodes InfiniBand, RoCE or EFA connects.")
+    ] = False,
     as_json: Json = False,
     wide: Wide = False,
 ) -> None:
@@ -89,7 +92,11 @@ def show_offers(
         names = accelerator.split(",") if accelerator and "," in accelerator else accelerator
         query = offers.ask(names, **vars(wanted))
     asked = ask_providers(query) if live else None
-    found = query.run(asked.offers if asked else offers.load())
+    every = asked.offers if asked else offers.load()
+    found = query.run([offer for offer in every if providers.network(offer)] if rdma else every)
+    if not found and rdma and query.run(every):
+        hint = "Leave it out to see them."
+        raise NotOffered("no network for RDMA connects any of these machines", field="--rdma", hint=hint)
     if not found:
         raise offers.not_offered(query, called=OPTIONS)
     notes = [*(asked.remarks(found) if asked else ()), *remarks(query, found)]
@@ -208,6 +215,7 @@ def offer_document(offer: Offer) -> dict[str, Any]:
         "deployable": providers.undeployable(offer.provider) is None,
         "not_deployable_because": providers.undeployable(offer.provider),
         "refused_because": providers.refuses(offer),
+        "rdma": providers.network(offer),
     }
 
 

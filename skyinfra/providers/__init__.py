@@ -75,6 +75,12 @@ def refuses(offer: Offer) -> str | None:
     return None if None in reasons else next(iter(reasons), None)
 
 
+def network(offer: Offer) -> str | None:
+    """Returns the kind of the network for RDMA between machines of *offer*, such as EFA; None where none is known."""
+    row = read(offer.provider).fabric(offer) if offer.provider in deployable() else None
+    return row.network if row else None
+
+
 def who_partitions(offer: Offer) -> str | None:
     """Who may partition the accelerators of *offer*: tenant, provider, nobody or unknown; None where nobody can at all.
 

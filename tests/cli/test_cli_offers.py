@@ -71,6 +71,22 @@ def test_a_machine_without_a_known_image_is_not_chosen() -> None:
     assert (selected["provider"], selected["refused_because"]) == ("digitalocean", None)
 
 
+def test_the_machines_that_a_network_for_rdma_connects() -> None:
+    found = json.loads(run("H100", "--rdma", "--json"))["offers"]
+    networks = {offer["provider"]: offer["rdma"] for offer in found}
+    assert networks == {
+        "aws": "EFA",
+        "azure": "InfiniBand",
+        "crusoe": "InfiniBand",
+        "nebius": "InfiniBand",
+        "oci": "RoCE",
+    }
+    assert next(o for o in found if o["provider"] == "nebius")["count"] == 8
+    assert any(offer["rdma"] is None for offer in json.loads(run("H100", "--json"))["offers"])
+    with pytest.raises(NotOffered, match="connects any of these machines"):
+        run("L40S", "--provider", "nebius", "--rdma")
+
+
 @pytest.mark.parametrize("slice_", ["TPUv5p_8", "TPUv4_64"])
 def test_the_slices_of_the_offers_can_be_deployed(slice_: str) -> None:
     (found,) = json.loads(run(slice_, "--json"))["offers"]
@@ -115,7 +131,7 @@ def test_minima_and_preferences() -> None:
 
 
 def test_without_arguments_everything_is_listed() -> None:
-    assert len(json.loads(run("--json"))["offers"]) == 513 - 14 - 8  # without legacy machines and shares
+    assert len(json.loads(run("--json"))["offers"]) == 519 - 14 - 8  # without legacy machines and shares
 
 
 def test_nothing_found_and_wrong_names() -> None:
