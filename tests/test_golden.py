@@ -113,6 +113,20 @@ STACKS["digitalocean"] = f"""
     app.synth()
     """
 
+STACKS["rdma"] = f"""
+    access = {{"ssh_public_key": "{KEY}", "allow_cidrs": ["203.0.113.7/32"]}}
+    sky.FleetStack(app, "rdma", pools=[
+        sky.ComputePool(name="fabric", nodes=2, accelerator="H200:8", rdma=True, provider=sky.Nebius(
+            project_id="project-e00abc", subnet_id="vpcsubnet-e00abc", region="eu-west1", **access)),
+        sky.ComputePool(name="partition", nodes=2, accelerator="H100:8", rdma=True, provider=sky.Crusoe(**access),
+                        image=sky.Image(env={{"NCCL_DEBUG": "INFO"}})),
+        sky.ComputePool(name="cluster", nodes=2, accelerator="A100-40GB:8", rdma=True, provider=sky.OCI(
+            compartment_id="ocid1.compartment.oc1..aaaa", availability_domain="Uocm:PHX-AD-1",
+            image="ocid1.image.oc1.phx.aaaa", **access)),
+    ])
+    app.synth()
+    """
+
 STACKS["runpod"] = """
     RUNNER = "https://packages.example.com/skyinfra-0.1.0-py3-none-any.whl#sha256=" + "a" * 64
     sky.FleetStack(app, "runpod", pools=[
