@@ -141,6 +141,8 @@ def _nccl(environment: Mapping[str, str], root: Path) -> Iterator[Finding]:
     what, wanted = "NCCL settings", "settings that this machine allows"
     todo = "Correct it in sky.Image(env={...}) or /etc/nccl.conf; NCCL_DEBUG=INFO shows what NCCL chooses."
     problems = list(_problems(settings, fabric))
+    if (topology := settings.get("NCCL_TOPO_FILE")) and not (root / topology.lstrip("/")).is_file():
+        problems.append("NCCL_TOPO_FILE names no file")
     yield from (Finding(what, "wrong", f"{text} ({shown})", wanted, todo) for text in problems)
     if settings and not problems:
         yield Finding(what, "ok", shown, wanted)
@@ -160,6 +162,12 @@ def _problems(settings: Mapping[str, str], fabric: list[str]) -> Iterator[str]:
     matches = str.__eq__ if value.startswith("=") else str.startswith
     if value and value[0] != "^" and not any(matches(found, name) for name in names for found in there):
         yield f"NCCL_SOCKET_IFNAME names no interface of {', '.join(there)}"
+    # Here too, with the port of a device behind a colon.
+    asked = settings.get("NCCL_IB_HCA", "")
+    devices = [name.partition(":")[0] for name in asked.removeprefix("=").split(",")]
+    matches = str.__eq__ if asked.startswith("=") else str.startswith
+    if asked and asked[0] != "^" and not any(matches(found, name) for name in devices for found in fabric):
+        yield f"NCCL_IB_HCA={asked} names no device for RDMA: the machine has {', '.join(fabric) or 'none'}"
     if settings.get("NCCL_IB_DISABLE") == "1" and fabric:
         yield f"NCCL_IB_DISABLE=1, and there is {', '.join(fabric)}"
     for name in ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE"):

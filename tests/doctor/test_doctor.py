@@ -191,6 +191,31 @@ def test_nccl_settings(tmp_path: Path) -> None:
     assert list(system._problems({"NCCL_SOCKET_IFNAME": "l"}, [])) == []
 
 
+@pytest.mark.parametrize(
+    ("given", "there", "problem"),
+    [
+        ("mlx5", (), "NCCL_IB_HCA=mlx5 names no device for RDMA: the machine has none"),
+        ("mlx5", ("mlx5_0", "mlx5_1"), None),
+        ("=mlx5_1:1,mlx5_2:1", ("mlx5_1",), None),
+        ("=mlx5_1", ("mlx5_10",), "NCCL_IB_HCA==mlx5_1 names no device for RDMA: the machine has mlx5_10"),
+        ("^mlx5_0", (), None),
+    ],
+)
+def test_devices_for_rdma_that_are_asked_for(given: str, there: tuple[str, ...], problem: str | None) -> None:
+    found = list(system._problems({"NCCL_IB_HCA": given}, list(there)))
+    assert found == ([problem] if problem else [])
+
+
+def test_a_topology_file_that_is_not_there(tmp_path: Path) -> None:
+    settings = {"NCCL_TOPO_FILE": "/etc/crusoe/nccl_topo/h100.xml"}
+    [found] = system._nccl(settings, tmp_path)
+    assert found.result == "wrong" and found.found.startswith("NCCL_TOPO_FILE names no file")
+    (tmp_path / "etc/crusoe/nccl_topo").mkdir(parents=True)
+    (tmp_path / "etc/crusoe/nccl_topo/h100.xml").write_text("<system/>")
+    [found] = system._nccl(settings, tmp_path)
+    assert found.result == "ok"
+
+
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(system, "_FREE_GB", 1e9)
     assert system._disk("disk", tmp_path).result == "wrong"
