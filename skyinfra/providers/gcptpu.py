@@ -53,7 +53,7 @@ class GCPTPU(GCP):
                     f"{offer.machine_type} is no {self.data.machines['deployed_as']}",
                     field="accelerator",
                     given=str(selected.accelerator),
-                    hint="Declare TPUv6e or TPUv5p; or `skyinfra render --format kubernetes` for nodes of GKE.",
+                    hint="Declare TPUv6e or TPUv5p.",
                 )
 
     def in_group(self, request: Request, selected: SelectedMachines) -> bool:
