@@ -35,6 +35,11 @@ def _refused(schema: Fields, config: pb.DynamicValue) -> list[pb.Diagnostic]:
     return [error(summary, path) for path, summary in refused(schema, decoded(config))]
 
 
+def _whole(schema: Fields, state: dict[str, Any]) -> dict[str, Any]:
+    """*state* with what it lacks since its provider had fewer attributes, as those libraries read such a state."""
+    return {name: [] if each.block is not None else None for name, each in schema.items()} | state
+
+
 def _private(n: int) -> bytes:
     return json.dumps({"n": n}).encode()
 
@@ -64,7 +69,8 @@ class Service(rpc.ProviderServicer):  # type: ignore[misc]
         return pb.StopProvider.Response()
 
     def UpgradeResourceState(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return pb.UpgradeResourceState.Response(upgraded_state=encoded(json.loads(request.raw_state.json)))
+        state = _whole(self.schema.resources[request.type_name], json.loads(request.raw_state.json))
+        return pb.UpgradeResourceState.Response(upgraded_state=encoded(state))
 
     def ReadDataSource(self, request: Any, context: Any) -> Any:  # noqa: N802
         kind, config = request.type_name, decoded(request.config)
@@ -84,7 +90,7 @@ class Service(rpc.ProviderServicer):  # type: ignore[misc]
         gone = self._failure("gone", kind, state) if found is None else None
         if gone:
             return pb.ReadResource.Response(diagnostics=[error(gone.says)])
-        found = found and refreshed(self.schema.resources[kind], found)
+        found = found and refreshed(self.schema.resources[kind], _whole(self.schema.resources[kind], found))
         return pb.ReadResource.Response(new_state=encoded(found), private=request.private)
 
     def PlanResourceChange(self, request: Any, context: Any) -> Any:  # noqa: N802

@@ -59,6 +59,8 @@ MORE = {
         "gpudirect": True,
         "compact_placement": True,
     },
+    # The family of the images then, which is retired.
+    "nebius": {"image": "ubuntu24.04-cuda12"},
     "gcptpu": {"ssh_public_key": module_cases.PUBLIC_KEY},
 }
 
