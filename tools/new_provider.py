@@ -75,6 +75,8 @@ date = "{today}"
 # What the place has not, and why.
 [lacks]
 disk_gb = "the disk of a machine of {name} comes with its type"
+# FILL: or the networks between its machines, as rows of [[fabrics]]: skyinfra/providers/fabrics.py
+rdma = "no network for RDMA between the machines of {name} is known"
 
 # The first row that fits a machine counts; machines = a pattern of types, where a family has an image of its own.
 [[images]]

@@ -69,6 +69,7 @@ POOL: Table = {
     "memory_gb": [(64, {}, False)],
     "disk_gb": [(500, {}, False)],
     "max_hourly_cost": [(500, {}, False)],
+    "rdma": [(True, {}, False)],
     "labels": [({"team": "ml"}, {}, False)],
     "stack": [("t", {}, False)],
     # Its tag carries one layout; a machine that gets its configuration anew is not replaced for it, see below.

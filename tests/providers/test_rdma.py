@@ -12,9 +12,9 @@ import skyinfra as sky
 from skyinfra import offers, providers
 from skyinfra.compiler import Deployment, compile_pool
 from skyinfra.providers import CloudProvider
+from skyinfra.providers.over_ssh import MachineCloud
 
 CLASSES = {each.kind: each for each in vars(providers).values() if isinstance(each, type) and hasattr(each, "kind")}
-OVER_SSH = ("azure", "nebius", "crusoe", "oci", "digitalocean", "verda", "lambda", "vultr", "scaleway")
 CONNECTED = [kind for kind in providers.kinds() if any(row.network for row in providers.read(kind).fabrics)]
 # The accelerator, the fields of its provider, the machine, and the inputs of the module that connect the nodes.
 CHOSEN: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
@@ -29,7 +29,8 @@ INPUTS = {"placement_group", "infiniband", "rdma", "gpudirect", "infiniband_fabr
 
 
 def place(kind: str, **fields: Any) -> Any:
-    return CLASSES[kind](**{**(access(kind) if kind in OVER_SSH else {}), **fields})
+    needed = access(kind) if issubclass(CLASSES[kind], MachineCloud) else {}
+    return CLASSES[kind](**{**needed, **fields})
 
 
 def compiled(kind: str, accelerator: Any, provider: dict[str, Any] | None = None, **fields: Any) -> Deployment:
