@@ -185,6 +185,7 @@ OFFER = {
     "deployable": bool,
     "not_deployable_because": str | None,
     "refused_because": str | None,
+    "rdma": str | None,
     "selected": bool,
     "chosen": bool,
 }
