@@ -147,16 +147,6 @@ resource "terraform_data" "secret" {{
   }}
 }}
 
-# FILL: where the length that it takes stands.
-module "names" {{
-  source     = "../names"
-  stack      = var.stack
-  name       = var.name
-  fleet      = terraform_data.secret.id
-  node_count = var.node_count
-  limit      = 63
-}}
-
 # The host key of each machine.
 resource "tls_private_key" "host" {{
   for_each  = toset(local.names)
@@ -174,12 +164,12 @@ module "hosts" {{
     for node, instance in {kind}_instance.node : node => {{
       address  = instance.ip
       user     = "ubuntu"
-      port     = 22
       key_file = var.key_file
     }}
   }}
-  patience  = 900
   host_keys = tls_private_key.host
+  # FILL: where the length that a name takes stands.
+  names = {{ limit = 63 }}
   pool = {{
 {pool}  }}
 }}
@@ -193,7 +183,7 @@ output "fleet" {{
 # FILL: the network, and who comes in: var.allow_cidrs at port 22 and var.scheduler_port.
 
 resource "{kind}_ssh_key" "login" {{
-  name       = module.names.own
+  name       = module.hosts.names.own
   public_key = trimspace(var.ssh_public_key)
 
   lifecycle {{
@@ -204,7 +194,7 @@ resource "{kind}_ssh_key" "login" {{
 resource "{kind}_instance" "node" {{
   for_each = toset(local.names)
 
-  name      = module.names.nodes[each.key]
+  name      = module.hosts.names.nodes[each.key]
   region    = var.region
   type      = var.machine_types[0]
   image     = var.image

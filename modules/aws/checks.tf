@@ -79,11 +79,6 @@ resource "terraform_data" "checks" {
     }
 
     precondition {
-      condition     = !local.has_workers || var.user_data_worker != ""
-      error_message = "user_data_worker: needed, for this pool has nodes besides its head."
-    }
-
-    precondition {
       condition     = local.has_bucket || !can(regex("@SKYINFRA_BUCKET@", "${var.user_data_head}${var.user_data_worker}"))
       error_message = "versions: the user data name a bucket (@SKYINFRA_BUCKET@), and this pool has none. Give versions and runner_file as `skyinfra render` wrote them, or let the user data hold @SKYINFRA_SECRET@."
     }

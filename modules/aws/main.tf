@@ -26,8 +26,9 @@ resource "terraform_data" "secret" {
 }
 
 module "core" {
-  source = "../core"
-  secret = terraform_data.secret
+  source     = "../core"
+  head_apart = local.grouped
+  secret     = terraform_data.secret
   places = {
     head   = "${aws_network_interface.head.private_ip}:${var.scheduler_port}"
     bucket = local.bucket_url
@@ -42,7 +43,9 @@ module "core" {
     user_data_head   = var.user_data_head
     user_data_worker = var.user_data_worker
     runner_file      = var.runner_file
+    versions         = var.versions
     scheduler_port   = var.scheduler_port
+    slots            = var.slots
   }
 }
 

@@ -1,41 +1,24 @@
 output "fleet" {
   description = "The manifest of the fleet, version 1: what a client needs to reach it. Holds the fleet secret."
   sensitive   = true
-  value = merge({
-    version   = 1
-    stack     = var.stack
-    pool      = var.name
-    provider  = "aws"
-    account   = terraform_data.place.output.account
-    simulated = false
+  value = merge(module.core.fleet, {
+    provider = "aws"
+    account  = terraform_data.place.output.account
     head = {
       address = local.reached
       port    = var.scheduler_port
     }
     # The nodes of an Auto Scaling group come and go without Terraform; the scheduler knows them.
-    nodes = concat(
-      [{
-        name           = local.head
-        id             = aws_instance.head.id
-        address        = aws_network_interface.head.private_ip
-        public_address = one(aws_eip.head[*].public_ip)
-        zone           = aws_instance.head.availability_zone
-        machine_type   = local.head_type
-        head           = true
-      }],
-      [for name in local.workers : {
-        name           = name
-        id             = aws_instance.worker[name].id
-        address        = aws_instance.worker[name].private_ip
-        public_address = aws_instance.worker[name].public_ip == "" ? null : aws_instance.worker[name].public_ip
-        zone           = aws_instance.worker[name].availability_zone
-        machine_type   = var.machine_types[0]
-        head           = false
-      }],
-    )
+    nodes = [for name in concat([local.head], local.workers) : {
+      name           = name
+      id             = local.instances[name].id
+      address        = name == local.head ? aws_network_interface.head.private_ip : local.instances[name].private_ip
+      public_address = name == local.head ? one(aws_eip.head[*].public_ip) : try(coalesce(local.instances[name].public_ip), null)
+      zone           = local.instances[name].availability_zone
+      machine_type   = name == local.head ? local.head_type : var.machine_types[0]
+      head           = name == local.head
+    }]
     group_nodes = local.grouped ? var.node_count : 0
-    slots       = var.slots
-    secret      = terraform_data.secret.triggers_replace
     }, {
     # A client that does not reach that address goes through Session Manager.
     for name, via in { via = { kind = "ssm", target = aws_instance.head.id, region = substr(aws_instance.head.availability_zone, 0, length(aws_instance.head.availability_zone) - 1) } } : name => via if length(var.allow_cidrs) == 0
@@ -43,6 +26,8 @@ output "fleet" {
 }
 
 locals {
+  instances = merge({ (local.head) = aws_instance.head }, aws_instance.worker)
+
   # Where nobody outside is let in, the head's own address is the one to reach it by: from its network, or through
   # Session Manager.
   reached = length(var.allow_cidrs) > 0 ? coalesce(one(aws_eip.head[*].public_ip), aws_network_interface.head.private_ip) : aws_network_interface.head.private_ip

@@ -21,16 +21,6 @@ resource "terraform_data" "secret" {
   }
 }
 
-# https://learn.microsoft.com/en-us/azure/azure-resource-manager/management/resource-name-rules: virtualMachines 1-64 (Linux)
-module "names" {
-  source     = "../names"
-  stack      = var.stack
-  name       = var.name
-  fleet      = terraform_data.secret.id
-  node_count = var.node_count
-  limit      = 64
-}
-
 # The host key of each machine.
 resource "tls_private_key" "host" {
   for_each  = toset(local.names)
@@ -50,12 +40,12 @@ module "hosts" {
       address  = address.ip_address
       inside   = local.inside[node]
       user     = local.user
-      port     = 22
       key_file = var.key_file
     }
   }
-  patience  = 900
   host_keys = tls_private_key.host
+  # https://learn.microsoft.com/en-us/azure/azure-resource-manager/management/resource-name-rules: virtualMachines 1-64 (Linux)
+  names = { limit = 64 }
   pool = {
     name               = var.name
     stack              = var.stack
@@ -78,7 +68,7 @@ module "hosts" {
 
 resource "azurerm_resource_group" "pool" {
   count    = var.resource_group == null ? 1 : 0
-  name     = module.names.own
+  name     = module.hosts.names.own
   location = var.region
   tags     = local.tags
 
@@ -88,7 +78,7 @@ resource "azurerm_resource_group" "pool" {
 }
 
 resource "azurerm_virtual_network" "pool" {
-  name                = module.names.own
+  name                = module.hosts.names.own
   location            = var.region
   resource_group_name = local.resource_group
   address_space       = [local.subnet]
@@ -108,7 +98,7 @@ resource "azurerm_subnet" "pool" {
 
 # Azure's own rules let the nodes reach each other and the outside, and nobody in.
 resource "azurerm_network_security_group" "pool" {
-  name                = module.names.own
+  name                = module.hosts.names.own
   location            = var.region
   resource_group_name = local.resource_group
   tags                = local.tags
@@ -140,7 +130,7 @@ resource "azurerm_subnet_network_security_group_association" "pool" {
 resource "azurerm_public_ip" "node" {
   for_each = toset(local.names)
 
-  name                = module.names.nodes[each.key]
+  name                = module.hosts.names.nodes[each.key]
   location            = var.region
   resource_group_name = local.resource_group
   allocation_method   = "Static"
@@ -155,7 +145,7 @@ resource "azurerm_public_ip" "node" {
 resource "azurerm_network_interface" "node" {
   for_each = toset(local.names)
 
-  name                           = module.names.nodes[each.key]
+  name                           = module.hosts.names.nodes[each.key]
   location                       = var.region
   resource_group_name            = local.resource_group
   accelerated_networking_enabled = var.accelerated_networking
@@ -179,7 +169,7 @@ resource "azurerm_network_interface" "node" {
 resource "azurerm_availability_set" "pool" {
   count = var.infiniband ? 1 : 0
 
-  name                         = module.names.own
+  name                         = module.hosts.names.own
   location                     = var.region
   resource_group_name          = local.resource_group
   platform_fault_domain_count  = 1
@@ -203,7 +193,7 @@ resource "terraform_data" "machine" {
 resource "azurerm_linux_virtual_machine" "node" {
   for_each = toset(local.names)
 
-  name                  = module.names.nodes[each.key]
+  name                  = module.hosts.names.nodes[each.key]
   computer_name         = each.key
   location              = var.region
   resource_group_name   = local.resource_group

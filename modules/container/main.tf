@@ -52,14 +52,6 @@ locals {
   gpus = {
     for index, name in local.names : name => local.each_gpus == 0 ? join(",", var.gpus) : join(",", slice(var.gpus, index * local.each_gpus, (index + 1) * local.each_gpus))
   }
-
-
-  versions = var.versions == null ? "" : jsonencode({
-    version      = 1
-    python       = var.versions.python
-    requirements = var.versions.requirements
-    wheel        = var.runner_file == "" ? null : { name = basename(var.runner_file), sha256 = filesha256(var.runner_file) }
-  })
 }
 
 # The fleet secret; ../core says why it is made so.
@@ -89,7 +81,9 @@ module "core" {
     user_data_head   = var.user_data_head
     user_data_worker = var.user_data_worker
     runner_file      = var.runner_file
+    versions         = var.versions
     scheduler_port   = var.scheduler_port
+    slots            = var.slots
   }
 }
 
@@ -134,22 +128,12 @@ resource "terraform_data" "delivered" {
       STATE     = local.volumes.jobs
       DELIVERED = local.volumes.delivered
       SECRET    = terraform_data.secret.triggers_replace
-      VERSIONS  = local.versions
+      VERSIONS  = module.core.versions
       RUNNER    = var.runner_file
     })
   }
 
   lifecycle {
-    precondition {
-      condition     = var.versions != null || !can(regex("@SKYINFRA_BUCKET@/versions", "${var.user_data_head}${var.user_data_worker}"))
-      error_message = "versions: the user data ask for versions.json. Give versions and runner_file as `skyinfra render` wrote them."
-    }
-
-    precondition {
-      condition     = var.node_count == 1 || var.user_data_worker != ""
-      error_message = "user_data_worker: needed, for this pool has nodes besides its head."
-    }
-
     precondition {
       condition     = var.gpus == tolist(["all"]) || length(var.gpus) % var.node_count == 0
       error_message = "gpus: ${length(var.gpus)} are given, which ${var.node_count} nodes cannot share evenly."

@@ -1,12 +1,8 @@
 output "fleet" {
   description = "The manifest of the fleet, version 1: what a client needs to reach it. Holds the fleet secret."
   sensitive   = true
-  value = {
-    version   = 1
-    stack     = var.stack
-    pool      = var.name
-    provider  = "container"
-    simulated = false
+  value = merge(module.core.fleet, {
+    provider = "container"
     # The published ones, which differ from those that the head listens on.
     head = {
       address = trim(local.address, "[]")
@@ -24,9 +20,7 @@ output "fleet" {
       }
     ]
     group_nodes = 0
-    slots       = var.slots
-    secret      = terraform_data.secret.triggers_replace
-  }
+  })
 
   # Whoever reads the manifest may use the fleet, so it waits for every node.
   depends_on = [terraform_data.head, terraform_data.worker]

@@ -1,5 +1,5 @@
 # What the modules of all providers share: the inputs of every pool are checked, the placeholders of the user data filled
-# in, and their size compared with what the provider takes.
+# in, their size compared with what the provider takes, and names given.
 
 locals {
   # Terraform has no loop over replace(). The name of the node is filled in where the node is made.
@@ -19,4 +19,11 @@ locals {
   packed = var.limit.gzip ? " after gzip" : ""
   # The real values may compress a little worse.
   slack = 48
+
+  # Small letters, digits and dashes, a letter first and no dash last, which every provider takes; as long as the provider
+  # allows, with a part of the fleet's own at the end. What a long stack and pool have too much is cut in the middle of the
+  # name. A resource that exists keeps its name: modules ignore changes of it.
+  plain = lower(replace("${var.pool.stack}-${var.pool.name}", "/[^A-Za-z0-9]+/", "-"))
+  room  = var.names.limit - var.names.reserve - length("skyinfra--") - 8
+  own   = "skyinfra-${trim(substr(local.plain, 0, local.room), "-")}-${substr(var.secret.id, 0, 8)}"
 }

@@ -7,7 +7,9 @@ variable "pool" {
     user_data_head   = string
     user_data_worker = string
     runner_file      = string
+    versions         = object({ python = string, requirements = list(string) })
     scheduler_port   = number
+    slots            = list(object({ index = number, kind = string, accelerator = optional(string), profile = optional(string), gpu = optional(number) }))
   })
 
   validation {
@@ -38,7 +40,24 @@ variable "pool" {
 
 variable "secret" {
   description = "The resource with the fleet secret. It stands in the module of the provider, where `-replace` names it; in `triggers_replace`, since terraform_data copies `input` to `output`, which Terraform does not treat as sensitive and prints in the plan of a destroy."
-  type        = object({ triggers_replace = string })
+  type        = object({ id = string, triggers_replace = string })
+}
+
+variable "names" {
+  description = "The length of a name that the provider takes, of its strictest kind of resource, and the characters that the module itself appends."
+  type        = object({ limit = number, reserve = optional(number, 6) })
+  default     = { limit = 63 }
+
+  validation {
+    condition     = var.names.limit >= 40
+    error_message = "names: a limit of at least 40, of which 18 are skyinfra- and the fleet's own part."
+  }
+}
+
+variable "head_apart" {
+  description = "Whether the head is a machine besides the nodes."
+  type        = bool
+  default     = false
 }
 
 variable "places" {

@@ -28,17 +28,6 @@ resource "terraform_data" "secret" {
   }
 }
 
-# read in documents only: https://docs.crusoecloud.com/compute/virtual-machines/managing-vms
-module "names" {
-  source     = "../names"
-  stack      = var.stack
-  name       = var.name
-  fleet      = terraform_data.secret.id
-  node_count = var.node_count
-  limit      = 63
-  reserve    = 10
-}
-
 # The host key of each machine.
 resource "tls_private_key" "host" {
   for_each  = toset(local.names)
@@ -58,12 +47,12 @@ module "hosts" {
       address  = instance.network_interfaces[0].public_ipv4.address
       inside   = instance.network_interfaces[0].private_ipv4.address
       user     = "ubuntu"
-      port     = 22
       key_file = var.key_file
     }
   }
-  patience  = 900
   host_keys = tls_private_key.host
+  # read in documents only: https://docs.crusoecloud.com/compute/virtual-machines/managing-vms
+  names = { limit = 63, reserve = 10 }
   pool = {
     name               = var.name
     stack              = var.stack
@@ -85,7 +74,7 @@ module "hosts" {
 }
 
 resource "crusoe_vpc_network" "pool" {
-  name = module.names.own
+  name = module.hosts.names.own
   cidr = local.cidr
 
   lifecycle {
@@ -94,7 +83,7 @@ resource "crusoe_vpc_network" "pool" {
 }
 
 resource "crusoe_vpc_subnet" "pool" {
-  name     = module.names.own
+  name     = module.hosts.names.own
   cidr     = local.cidr
   location = var.region
   network  = crusoe_vpc_network.pool.id
@@ -107,7 +96,7 @@ resource "crusoe_vpc_subnet" "pool" {
 resource "crusoe_vpc_firewall_rule" "in" {
   for_each = local.allowed
 
-  name              = "${module.names.own}-${substr(sha1(each.key), 0, 8)}"
+  name              = "${module.hosts.names.own}-${substr(sha1(each.key), 0, 8)}"
   network           = crusoe_vpc_network.pool.id
   action            = "allow"
   direction         = "ingress"
@@ -168,7 +157,7 @@ resource "crusoe_ib_partition" "pool" {
 resource "crusoe_compute_instance" "node" {
   for_each = toset(local.names)
 
-  name     = module.names.nodes[each.key]
+  name     = module.hosts.names.nodes[each.key]
   type     = var.machine_types[0]
   image    = var.image
   location = var.region

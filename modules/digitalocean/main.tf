@@ -14,17 +14,6 @@ resource "terraform_data" "secret" {
   }
 }
 
-# https://docs.digitalocean.com/reference/api/: a VPC's name has letters, digits, dots and dashes
-module "names" {
-  source     = "../names"
-  stack      = var.stack
-  name       = var.name
-  fleet      = terraform_data.secret.id
-  node_count = var.node_count
-  limit      = 63
-  reserve    = 8
-}
-
 # The host key of each machine.
 resource "tls_private_key" "host" {
   for_each  = toset(local.names)
@@ -43,12 +32,13 @@ module "hosts" {
       address  = droplet.ipv4_address
       inside   = droplet.ipv4_address_private
       user     = "root"
-      port     = 22
       key_file = var.key_file
     }
   }
   patience  = 600
   host_keys = tls_private_key.host
+  # https://docs.digitalocean.com/reference/api/: a VPC's name has letters, digits, dots and dashes
+  names = { limit = 63, reserve = 8 }
   pool = {
     name               = var.name
     stack              = var.stack
@@ -72,7 +62,7 @@ module "hosts" {
 # DigitalOcean takes a key once: one that the account has is named by its id or fingerprint.
 resource "digitalocean_ssh_key" "login" {
   count      = var.ssh_key_id == null ? 1 : 0
-  name       = module.names.own
+  name       = module.hosts.names.own
   public_key = trimspace(var.ssh_public_key)
 
   lifecycle {
@@ -82,7 +72,7 @@ resource "digitalocean_ssh_key" "login" {
 
 resource "digitalocean_vpc" "pool" {
   count  = var.vpc_id == null ? 1 : 0
-  name   = "${module.names.own}-${var.region}"
+  name   = "${module.hosts.names.own}-${var.region}"
   region = var.region
 
   lifecycle {
@@ -91,7 +81,7 @@ resource "digitalocean_vpc" "pool" {
 }
 
 resource "digitalocean_tag" "pool" {
-  name = module.names.own
+  name = module.hosts.names.own
 
   lifecycle {
     ignore_changes = [name]
@@ -99,7 +89,7 @@ resource "digitalocean_tag" "pool" {
 }
 
 resource "digitalocean_firewall" "pool" {
-  name = module.names.own
+  name = module.hosts.names.own
   tags = [digitalocean_tag.pool.id]
 
   inbound_rule {

@@ -1,26 +1,6 @@
 locals {
-  names       = [for index in range(var.node_count) : "${var.name}-${index}"]
-  head        = "${var.name}-head"
-  group_nodes = var.node_count * var.hosts
-
-  # What modules/google makes: the head alone.
-  machines = [local.head]
-  role     = "head"
-  images   = { head = var.head_image }
-  machine = {
-    type        = var.head_machine_type
-    machine     = var.head_machine_type
-    gpus        = []
-    disk        = "pd-balanced"
-    disk_gb     = 50
-    model       = "STANDARD"
-    stops       = false
-    flex        = null
-    reservation = null
-    policies    = []
-    compact     = false
-    direct      = []
-  }
+  names = [for index in range(var.node_count) : "${var.name}-${index}"]
+  head  = "${var.name}-head"
 }
 
 # The fleet secret; ../core says why it is made so.
@@ -37,13 +17,13 @@ module "google" {
   kind          = "gcptpu"
   secret        = terraform_data.secret
   head          = local.head
-  nodes         = local.machines
-  group_nodes   = local.group_nodes
+  nodes         = [local.head]
+  group_nodes   = var.node_count * var.hosts
   zone          = terraform_data.zone.output
-  role          = local.role
-  images        = local.images
+  role          = "head"
+  images        = { head = var.head_image }
   user_data_key = "startup-script"
-  machine       = local.machine
+  machine       = { type = var.head_machine_type, machine = var.head_machine_type, disk = "pd-balanced", disk_gb = 50 }
   pool = {
     name               = var.name
     stack              = var.stack

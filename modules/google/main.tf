@@ -2,12 +2,13 @@
 # credentials are those of the provider that the caller passes.
 
 module "core" {
-  source = "../core"
-  pool   = var.pool
-  secret = var.secret
-  places = local.places
-  volume = google_compute_disk.head.name
-  limit  = { bytes = 262144, gzip = false, called = "Compute Engine" }
+  source     = "../core"
+  head_apart = var.group_nodes > 0
+  pool       = var.pool
+  secret     = var.secret
+  places     = local.places
+  volume     = google_compute_disk.head.name
+  limit      = { bytes = 262144, gzip = false, called = "Compute Engine" }
 }
 
 locals {
@@ -21,16 +22,6 @@ locals {
 # Which fleet something is of. It outlives the secret.
 resource "terraform_data" "fleet" {
   lifecycle {
-    precondition {
-      condition     = (var.group_nodes == 0 && var.pool.node_count == 1) || var.pool.user_data_worker != ""
-      error_message = "user_data_worker: needed, for this pool has nodes besides its head."
-    }
-
-    precondition {
-      condition     = var.pool.versions != null || !can(regex("@SKYINFRA_BUCKET@/versions", "${var.pool.user_data_head}${var.pool.user_data_worker}"))
-      error_message = "versions: the user data ask for versions.json. Give versions and runner_file as `skyinfra render` wrote them."
-    }
-
     precondition {
       condition     = local.carried_bytes + max(length(var.pool.user_data_head), length(var.pool.user_data_worker)) <= 500000
       error_message = "runner_file: ${local.carried_bytes} bytes in base64, and the metadata of a machine take 512 KB with its user data. Give the compressed runner (.whl.bz2), as `skyinfra render` writes it."

@@ -1,12 +1,8 @@
 output "fleet" {
   description = "The manifest of the fleet."
-  value = merge({
-    version   = 1
-    stack     = var.pool.stack
-    pool      = var.pool.name
-    provider  = var.kind
-    account   = google_compute_instance.node[var.head].project
-    simulated = false
+  value = merge(module.core.fleet, {
+    provider = var.kind
+    account  = google_compute_instance.node[var.head].project
     head = {
       address = coalesce(one(google_compute_address.public[*].address), google_compute_address.head.address)
       port    = var.pool.scheduler_port
@@ -22,8 +18,6 @@ output "fleet" {
       head           = node == var.head
     }]
     group_nodes = var.group_nodes
-    slots       = var.pool.slots
-    secret      = var.secret.triggers_replace
     }, {
     # A client that does not reach that address goes through Identity-Aware Proxy.
     for name, via in { via = { kind = "iap", target = google_compute_instance.node[var.head].name, zone = google_compute_instance.node[var.head].zone, project = google_compute_instance.node[var.head].project } } : name => via if length(var.pool.allow_cidrs) == 0

@@ -92,15 +92,15 @@ variable "machine" {
   type = object({
     type        = string
     machine     = string
-    gpus        = list(object({ type = string, count = number }))
+    gpus        = optional(list(object({ type = string, count = number })), [])
     disk        = string
     disk_gb     = number
-    model       = string
-    stops       = bool
-    flex        = number
-    reservation = string
-    policies    = list(string)
-    compact     = bool
-    direct      = list(object({ subnetwork = string, nic_type = string }))
+    model       = optional(string, "STANDARD")
+    stops       = optional(bool, false)
+    flex        = optional(number)
+    reservation = optional(string)
+    policies    = optional(list(string), [])
+    compact     = optional(bool, false)
+    direct      = optional(list(object({ subnetwork = string, nic_type = string })), [])
   })
 }

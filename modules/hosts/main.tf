@@ -5,6 +5,7 @@ module "core" {
   pool   = var.pool
   secret = var.secret
   places = local.places
+  names  = var.names
 }
 
 locals {
@@ -18,7 +19,7 @@ locals {
       }, {
       HOST         = machine.address
       SSH_USER     = machine.user
-      SSH_PORT     = tostring(machine.port)
+      SSH_PORT     = tostring(machine.port == 0 && !var.give_back ? 22 : machine.port)
       HOST_KEY     = machine.host_key != null ? machine.host_key : try(trimspace(var.host_keys[node].public_key_openssh), "")
       KEY_FILE     = machine.key_file
       VIA          = try(machine.via.address, "")
@@ -34,7 +35,7 @@ locals {
   contact = {
     for node, connection in local.connections : node => merge(
       connection,
-      { PATIENCE = tostring(var.patience) },
+      { PATIENCE = var.give_back ? "0" : tostring(var.patience) },
       { for name, file in { KNOWN_HOSTS = var.known_hosts, KNOWN_AS = "skyinfra-${var.kind}-${local.ids[node]}" } : name => file if var.known_hosts != "" },
     )
   }
@@ -50,22 +51,12 @@ locals {
     runner = "file:///opt/skyinfra/delivered/${basename(var.pool.runner_file)}"
   }
 
-  versions = var.pool.versions == null ? "" : jsonencode({
-    version      = 1
-    python       = var.pool.versions.python
-    requirements = var.pool.versions.requirements
-    wheel        = var.pool.runner_file == "" ? null : { name = basename(var.pool.runner_file), sha256 = filesha256(var.pool.runner_file) }
-  })
-  delivered = { SECRET = var.secret.triggers_replace, VERSIONS = local.versions, RUNNER = var.pool.runner_file }
+  delivered = { SECRET = var.secret.triggers_replace, VERSIONS = module.core.versions, RUNNER = var.pool.runner_file }
 
   # The manifest.
-  fleet = {
-    version   = 1
-    stack     = var.pool.stack
-    pool      = var.pool.name
-    provider  = var.kind
-    account   = var.account
-    simulated = false
+  fleet = merge(module.core.fleet, {
+    provider = var.kind
+    account  = var.account
     head = {
       address = var.machines[local.head].outside == null ? var.machines[local.head].address : var.machines[local.head].outside
       port    = var.pool.scheduler_port
@@ -96,25 +87,11 @@ locals {
       }
     ]
     group_nodes = 0
-    slots       = var.pool.slots
-    secret      = var.secret.triggers_replace
-  }
+  })
 }
 
 # Which fleet a host is of: it outlives the secret, and two fleets of one name differ in it.
-resource "terraform_data" "fleet" {
-  lifecycle {
-    precondition {
-      condition     = var.pool.versions != null || !can(regex("@SKYINFRA_BUCKET@/versions", "${var.pool.user_data_head}${var.pool.user_data_worker}"))
-      error_message = "versions: the user data ask for versions.json. Give versions and runner_file as `skyinfra render` wrote them."
-    }
-
-    precondition {
-      condition     = length(var.nodes) == 1 || var.pool.user_data_worker != ""
-      error_message = "user_data_worker: needed, for this pool has nodes besides its head."
-    }
-  }
-}
+resource "terraform_data" "fleet" {}
 
 # A host that stands already. Destroying it gives the machine back. It is made by other resources (`head`, `worker`): what
 # Terraform could not create whole it does not destroy by its program either.

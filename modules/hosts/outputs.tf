@@ -34,3 +34,8 @@ output "key_script" {
     EOT
   }
 }
+
+output "names" {
+  description = "The names for the provider, as ../core gives them."
+  value       = module.core.names
+}

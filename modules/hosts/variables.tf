@@ -26,15 +26,9 @@ variable "pool" {
     user_data_revision = string
     runner_file        = string
     versions           = object({ python = string, requirements = list(string) })
-    slots = list(object({
-      index       = number
-      kind        = string
-      accelerator = optional(string)
-      profile     = optional(string)
-      gpu         = optional(number)
-    }))
-    scheduler_port = number
-    wait_seconds   = number
+    slots              = list(object({ index = number, kind = string, accelerator = optional(string), profile = optional(string), gpu = optional(number) }))
+    scheduler_port     = number
+    wait_seconds       = number
   })
 
   validation {
@@ -99,7 +93,7 @@ variable "ids" {
 }
 
 variable "machines" {
-  description = "By node, how it is reached: address, user, port, host_key, key_file, via, hops, by ssh, as in modules/ssh; empty and 0 are what ssh takes. inside, outside: the addresses at which the other nodes and the clients reach it; null is `address`."
+  description = "By node, how it is reached: address, user, port, host_key, key_file, via, hops, by ssh, as in modules/ssh; empty and 0 are what ssh takes, the port of a machine that was bought 22. inside, outside: the addresses at which the other nodes and the clients reach it; null is `address`."
   type = map(object({
     address  = string
     inside   = optional(string)
@@ -134,7 +128,7 @@ variable "give_back" {
 variable "patience" {
   description = "The seconds that a machine that was just bought may take until it answers."
   type        = number
-  default     = 0
+  default     = 900
 }
 
 variable "known_hosts" {
@@ -153,4 +147,10 @@ variable "cloud_config" {
   description = "What the cloud-config of a machine has besides its host key, as JSON."
   type        = string
   default     = "{}"
+}
+
+variable "names" {
+  description = "The names that the provider takes, as ../core has them."
+  type        = object({ limit = number, reserve = optional(number) })
+  default     = { limit = 63 }
 }

@@ -17,16 +17,6 @@ resource "terraform_data" "secret" {
   }
 }
 
-# https://docs.lambda.ai/api/cloud: the name of an SSH key has at most 64 characters
-module "names" {
-  source     = "../names"
-  stack      = var.stack
-  name       = var.name
-  fleet      = terraform_data.secret.id
-  node_count = var.node_count
-  limit      = 60
-}
-
 module "hosts" {
   source = "../hosts"
   kind   = "lambda"
@@ -38,15 +28,14 @@ module "hosts" {
     for node, instance in lambdalabs_instance.node : node => {
       address  = instance.ip
       user     = "ubuntu"
-      port     = 22
       key_file = var.key_file
     }
   }
-  patience = 900
 
   # There are no user data, so no host key can be given to a machine: that of the first contact is kept.
   known_hosts = var.known_hosts
-
+  # https://docs.lambda.ai/api/cloud: the name of an SSH key has at most 64 characters
+  names = { limit = 60 }
   pool = {
     name               = var.name
     stack              = var.stack
@@ -69,7 +58,7 @@ module "hosts" {
 data "lambdalabs_firewall" "account" {}
 
 resource "lambdalabs_ssh_key" "login" {
-  name       = module.names.own
+  name       = module.hosts.names.own
   public_key = trimspace(var.ssh_public_key)
 
   # The provider changes none in place, and Lambda has it in the form in which it was given.

@@ -6,6 +6,7 @@ module "core" {
   pool   = var.pool
   secret = var.secret
   places = local.places
+  names  = var.names
   # What Linux takes for one variable of the environment, in base64.
   limit = { bytes = 96000, gzip = true, called = "the environment of a container" }
 }
@@ -22,12 +23,11 @@ locals {
   # get from a bucket is written first, for root alone.
   unpack    = "mkdir -p /opt/skyinfra && umask 077 && printf %s \"$SKYINFRA_START\" | base64 -d | gzip -dc >/opt/skyinfra/start"
   delivered = "/opt/skyinfra/delivered"
-  versions  = var.pool.versions == null ? "" : jsonencode({ version = 1, python = var.pool.versions.python, requirements = var.pool.versions.requirements, wheel = null })
   first     = <<-EOT
     umask 077
     mkdir -p ${local.delivered}
     printf %s '${var.secret.triggers_replace}' >${local.delivered}/secret
-    printf %s '${replace(local.versions, "'", "'\\''")}' >${local.delivered}/versions.json
+    printf %s '${replace(module.core.versions, "'", "'\\''")}' >${local.delivered}/versions.json
   EOT
   # The text of the head names no head, whose address is not known before it.
   start_head   = base64gzip("${local.first}${replace(replace(var.pool.user_data_head, "@SKYINFRA_BUCKET@", "file://${local.delivered}"), "@SKYINFRA_NODE@", local.head)}")
@@ -42,16 +42,6 @@ resource "terraform_data" "found" {
 
   lifecycle {
     ignore_changes = [input]
-
-    precondition {
-      condition     = var.pool.versions != null || !can(regex("@SKYINFRA_BUCKET@/versions", "${var.pool.user_data_head}${var.pool.user_data_worker}"))
-      error_message = "versions: the user data ask for versions.json. Give versions as `skyinfra render` wrote them."
-    }
-
-    precondition {
-      condition     = var.pool.node_count == 1 || var.pool.user_data_worker != ""
-      error_message = "user_data_worker: needed, for this pool has nodes besides its head."
-    }
   }
 
   provisioner "local-exec" {

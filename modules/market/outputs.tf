@@ -20,12 +20,8 @@ output "address_id" {
 
 output "fleet" {
   description = "The manifest of the fleet."
-  value = {
-    version   = 1
-    stack     = var.pool.stack
-    pool      = var.pool.name
-    provider  = var.kind
-    simulated = false
+  value = merge(module.core.fleet, {
+    provider = var.kind
     # The mapped ones, which differ from those that the head listens on.
     head = {
       address = local.found[0]
@@ -43,7 +39,10 @@ output "fleet" {
       }
     ]
     group_nodes = 0
-    slots       = var.pool.slots
-    secret      = var.secret.triggers_replace
-  }
+  })
+}
+
+output "names" {
+  description = "The names for the provider, as ../core gives them."
+  value       = module.core.names
 }

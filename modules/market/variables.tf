@@ -28,7 +28,7 @@ variable "pool" {
 
 variable "secret" {
   description = "The resource with the fleet secret."
-  type        = object({ triggers_replace = string })
+  type        = object({ id = string, triggers_replace = string })
 }
 
 variable "answers" {
@@ -44,4 +44,10 @@ variable "head_id" {
 variable "containers" {
   description = "By node, the container, for the manifest."
   type        = map(object({ id = string, zone = string }))
+}
+
+variable "names" {
+  description = "The names that the provider takes, as ../core has them."
+  type        = object({ limit = number, reserve = optional(number) })
+  default     = { limit = 63 }
 }

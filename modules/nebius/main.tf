@@ -20,17 +20,6 @@ resource "terraform_data" "secret" {
   }
 }
 
-# dstackai/dstack 511c318c nebius/resources.py: MAX_RESOURCE_NAME_LEN = 63, ^[a-z][_\-a-z0-9]{0,62}$
-module "names" {
-  source     = "../names"
-  stack      = var.stack
-  name       = var.name
-  fleet      = terraform_data.secret.id
-  node_count = var.node_count
-  limit      = 63
-  reserve    = 8
-}
-
 # The host key of each machine.
 resource "tls_private_key" "host" {
   for_each  = toset(local.names)
@@ -50,11 +39,9 @@ module "hosts" {
       address  = address.public
       inside   = address.private
       user     = "ubuntu"
-      port     = 22
       key_file = var.key_file
     }
   }
-  patience  = 900
   host_keys = tls_private_key.host
   # The images have no user that one could log in as.
   cloud_config = jsonencode({
@@ -65,7 +52,8 @@ module "hosts" {
       ssh_authorized_keys = [trimspace(var.ssh_public_key)]
     }]
   })
-
+  # dstackai/dstack 511c318c nebius/resources.py: MAX_RESOURCE_NAME_LEN = 63, ^[a-z][_\-a-z0-9]{0,62}$
+  names = { limit = 63, reserve = 8 }
   pool = {
     name               = var.name
     stack              = var.stack
@@ -92,7 +80,7 @@ data "nebius_vpc_v1_subnet" "pool" {
 
 resource "nebius_vpc_v1_security_group" "pool" {
   parent_id  = var.project_id
-  name       = module.names.own
+  name       = module.hosts.names.own
   network_id = data.nebius_vpc_v1_subnet.pool.network_id
   labels     = var.labels
 
@@ -106,7 +94,7 @@ resource "nebius_vpc_v1_security_rule" "from_outside" {
   for_each = { for number, cidrs in chunklist(var.allow_cidrs, 8) : number => cidrs }
 
   parent_id = nebius_vpc_v1_security_group.pool.id
-  name      = "${module.names.own}-in-${each.key}"
+  name      = "${module.hosts.names.own}-in-${each.key}"
   access    = "ALLOW"
   protocol  = "TCP"
   ingress   = { source_cidrs = each.value, destination_ports = [22, var.scheduler_port] }
@@ -118,7 +106,7 @@ resource "nebius_vpc_v1_security_rule" "from_outside" {
 
 resource "nebius_vpc_v1_security_rule" "among_themselves" {
   parent_id = nebius_vpc_v1_security_group.pool.id
-  name      = "${module.names.own}-nodes"
+  name      = "${module.hosts.names.own}-nodes"
   access    = "ALLOW"
   protocol  = "ANY"
   ingress   = { source_security_group_id = nebius_vpc_v1_security_group.pool.id }
@@ -130,7 +118,7 @@ resource "nebius_vpc_v1_security_rule" "among_themselves" {
 
 resource "nebius_vpc_v1_security_rule" "to_outside" {
   parent_id = nebius_vpc_v1_security_group.pool.id
-  name      = "${module.names.own}-out"
+  name      = "${module.hosts.names.own}-out"
   access    = "ALLOW"
   protocol  = "ANY"
   egress    = { destination_cidrs = ["0.0.0.0/0"] }
@@ -168,7 +156,7 @@ resource "nebius_compute_v1_instance" "node" {
   for_each = toset(local.names)
 
   parent_id = var.project_id
-  name      = module.names.nodes[each.key]
+  name      = module.hosts.names.nodes[each.key]
   hostname  = each.key
   labels    = var.labels
 
@@ -181,7 +169,7 @@ resource "nebius_compute_v1_instance" "node" {
   boot_disk = {
     attach_mode = "READ_WRITE"
     managed_disk = {
-      name = module.names.nodes[each.key]
+      name = module.hosts.names.nodes[each.key]
       spec = {
         type                = "NETWORK_SSD"
         size_gibibytes      = var.disk_gb == 0 ? 100 : var.disk_gb

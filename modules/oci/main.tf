@@ -13,16 +13,6 @@ resource "terraform_data" "secret" {
   }
 }
 
-# oracle/oci: display_name has at most 255 characters
-module "names" {
-  source     = "../names"
-  stack      = var.stack
-  name       = var.name
-  fleet      = terraform_data.secret.id
-  node_count = var.node_count
-  limit      = 63
-}
-
 # The host key of each machine.
 resource "tls_private_key" "host" {
   for_each  = toset(local.names)
@@ -57,7 +47,6 @@ module "hosts" {
       address  = instance.public_ip
       inside   = instance.private_ip
       user     = var.ssh_user
-      port     = 22
       key_file = var.key_file
     }
   }
@@ -68,7 +57,8 @@ module "hosts" {
   cloud_config = jsonencode({
     runcmd = [["sh", "-c", "systemctl disable --now firewalld; iptables -P INPUT ACCEPT; iptables -F INPUT; iptables -F FORWARD; netfilter-persistent save; true"]]
   })
-
+  # oracle/oci: display_name has at most 255 characters
+  names = { limit = 63 }
   pool = {
     name               = var.name
     stack              = var.stack
@@ -92,7 +82,7 @@ module "hosts" {
 resource "oci_core_vcn" "pool" {
   compartment_id = var.compartment_id
   cidr_blocks    = ["10.0.0.0/16"]
-  display_name   = module.names.own
+  display_name   = module.hosts.names.own
   freeform_tags  = var.labels
 
   lifecycle {
@@ -103,7 +93,7 @@ resource "oci_core_vcn" "pool" {
 resource "oci_core_internet_gateway" "pool" {
   compartment_id = var.compartment_id
   vcn_id         = oci_core_vcn.pool.id
-  display_name   = module.names.own
+  display_name   = module.hosts.names.own
 
   lifecycle {
     ignore_changes = [display_name]
@@ -128,7 +118,7 @@ resource "oci_core_subnet" "pool" {
   compartment_id = var.compartment_id
   vcn_id         = oci_core_vcn.pool.id
   cidr_block     = "10.0.0.0/20"
-  display_name   = module.names.own
+  display_name   = module.hosts.names.own
   freeform_tags  = var.labels
 
   depends_on = [oci_core_default_security_list.pool, oci_core_default_route_table.pool]
@@ -141,7 +131,7 @@ resource "oci_core_subnet" "pool" {
 resource "oci_core_network_security_group" "pool" {
   compartment_id = var.compartment_id
   vcn_id         = oci_core_vcn.pool.id
-  display_name   = module.names.own
+  display_name   = module.hosts.names.own
   freeform_tags  = var.labels
 
   lifecycle {
@@ -212,7 +202,7 @@ resource "oci_core_instance" "node" {
 
   compartment_id      = var.compartment_id
   availability_domain = var.availability_domain
-  display_name        = module.names.nodes[each.key]
+  display_name        = module.hosts.names.nodes[each.key]
   shape               = local.shape[0]
   freeform_tags       = var.labels
   metadata = {

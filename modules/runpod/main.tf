@@ -27,16 +27,6 @@ resource "terraform_data" "secret" {
   }
 }
 
-# https://docs.runpod.io/api-reference/pods/POST/pods: the name has at most 191 characters
-module "names" {
-  source     = "../names"
-  stack      = var.stack
-  name       = var.name
-  fleet      = terraform_data.secret.id
-  node_count = var.node_count
-  limit      = 63
-}
-
 module "market" {
   source     = "../market"
   kind       = "runpod"
@@ -44,6 +34,8 @@ module "market" {
   answers    = path.module
   head_id    = runpod_pod.head.id
   containers = { for name, each in merge({ (local.head) = runpod_pod.head }, runpod_pod.worker) : name => { id = each.id, zone = each.data_center_id } }
+  # https://docs.runpod.io/api-reference/pods/POST/pods: the name has at most 191 characters
+  names = { limit = 63 }
   pool = {
     name             = var.name
     stack            = var.stack
@@ -71,7 +63,7 @@ resource "terraform_data" "worker" {
 }
 
 resource "runpod_pod" "head" {
-  name             = module.names.nodes[local.head]
+  name             = module.market.names.nodes[local.head]
   image            = var.image
   args             = local.args
   env              = { SKYINFRA_START = module.market.start_head }
@@ -96,7 +88,7 @@ resource "runpod_pod" "head" {
 resource "runpod_pod" "worker" {
   for_each = terraform_data.worker
 
-  name             = module.names.nodes[each.key]
+  name             = module.market.names.nodes[each.key]
   image            = var.image
   args             = local.args
   env              = { SKYINFRA_START = module.market.start_worker[each.key] }

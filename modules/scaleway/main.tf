@@ -1,6 +1,5 @@
 locals {
   names = [for index in range(var.node_count) : "${var.name}-${index}"]
-
 }
 
 # The fleet secret; ../core says why it is made so.
@@ -10,16 +9,6 @@ resource "terraform_data" "secret" {
   lifecycle {
     ignore_changes = [triggers_replace]
   }
-}
-
-# https://www.scaleway.com/en/developers/api/instances/: no limit is said
-module "names" {
-  source     = "../names"
-  stack      = var.stack
-  name       = var.name
-  fleet      = terraform_data.secret.id
-  node_count = var.node_count
-  limit      = 63
 }
 
 # The host key of each machine.
@@ -40,12 +29,12 @@ module "hosts" {
     for node, ip in scaleway_instance_ip.node : node => {
       address  = ip.address
       user     = "root"
-      port     = 22
       key_file = var.key_file
     }
   }
-  patience  = 900
   host_keys = tls_private_key.host
+  # https://www.scaleway.com/en/developers/api/instances/: no limit is said
+  names = { limit = 63 }
   pool = {
     name               = var.name
     stack              = var.stack
@@ -68,7 +57,7 @@ module "hosts" {
 
 # Every machine of the project lets it in.
 resource "scaleway_iam_ssh_key" "login" {
-  name       = module.names.own
+  name       = module.hosts.names.own
   public_key = trimspace(var.ssh_public_key)
 
   lifecycle {
@@ -82,7 +71,7 @@ resource "scaleway_instance_ip" "node" {
 }
 
 resource "scaleway_instance_security_group" "pool" {
-  name                   = module.names.own
+  name                   = module.hosts.names.own
   zone                   = var.region
   inbound_default_policy = "drop"
 
@@ -119,7 +108,7 @@ resource "terraform_data" "machine" {
 resource "scaleway_instance_server" "node" {
   for_each = toset(local.names)
 
-  name = module.names.nodes[each.key]
+  name = module.hosts.names.nodes[each.key]
   zone = var.region
   type = var.machine_types[0]
   # The provider plans no change to a type that Scaleway would not migrate the machine to.
@@ -128,7 +117,7 @@ resource "scaleway_instance_server" "node" {
   ip_id                  = scaleway_instance_ip.node[each.key].id
   security_group_id      = scaleway_instance_security_group.pool.id
   user_data              = { cloud-init = module.hosts.cloud_config[each.key] }
-  tags                   = concat([module.names.own], [for key, value in var.labels : "${key}=${value}"])
+  tags                   = concat([module.hosts.names.own], [for key, value in var.labels : "${key}=${value}"])
 
   root_volume {
     volume_type           = "sbs_volume"

@@ -33,16 +33,6 @@ resource "terraform_data" "secret" {
   }
 }
 
-# https://docs.vast.ai/api: no limit is said
-module "names" {
-  source     = "../names"
-  stack      = var.stack
-  name       = var.name
-  fleet      = terraform_data.secret.id
-  node_count = var.node_count
-  limit      = 63
-}
-
 module "market" {
   source     = "../market"
   kind       = "vastai"
@@ -50,6 +40,8 @@ module "market" {
   answers    = path.module
   head_id    = vastai_instance.head.id
   containers = { for name, each in merge({ (local.head) = vastai_instance.head }, vastai_instance.worker) : name => { id = each.id, zone = each.geolocation } }
+  # https://docs.vast.ai/api: no limit is said
+  names = { limit = 63 }
   pool = {
     name             = var.name
     stack            = var.stack
@@ -95,7 +87,7 @@ resource "vastai_instance" "head" {
   offer_id       = try(local.offers[0], null)
   image          = var.image
   disk_gb        = local.disk
-  label          = module.names.nodes[local.head]
+  label          = module.market.names.nodes[local.head]
   bid_price      = var.spot ? var.bid : null
   cancel_unavail = !var.spot
   use_ssh        = true
@@ -130,7 +122,7 @@ resource "vastai_instance" "worker" {
   offer_id        = try(local.offers[index(local.names, each.key)], null)
   image           = var.image
   disk_gb         = local.disk
-  label           = module.names.nodes[each.key]
+  label           = module.market.names.nodes[each.key]
   bid_price       = var.spot ? var.bid : null
   cancel_unavail  = !var.spot
   use_ssh         = true

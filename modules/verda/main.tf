@@ -13,16 +13,6 @@ resource "terraform_data" "secret" {
   }
 }
 
-# dstackai/dstack 511c318c verda/compute.py: MAX_INSTANCE_NAME_LEN = 60
-module "names" {
-  source     = "../names"
-  stack      = var.stack
-  name       = var.name
-  fleet      = terraform_data.secret.id
-  node_count = var.node_count
-  limit      = 60
-}
-
 # The host key of each machine.
 resource "tls_private_key" "host" {
   for_each  = toset(local.names)
@@ -40,12 +30,12 @@ module "hosts" {
     for node, instance in verda_instance.node : node => {
       address  = instance.ip
       user     = "root"
-      port     = 22
       key_file = var.key_file
     }
   }
-  patience  = 900
   host_keys = tls_private_key.host
+  # dstackai/dstack 511c318c verda/compute.py: MAX_INSTANCE_NAME_LEN = 60
+  names = { limit = 60 }
   pool = {
     name               = var.name
     stack              = var.stack
@@ -66,7 +56,7 @@ module "hosts" {
 }
 
 resource "verda_ssh_key" "login" {
-  name       = module.names.own
+  name       = module.hosts.names.own
   public_key = trimspace(var.ssh_public_key)
 
   lifecycle {
@@ -78,7 +68,7 @@ resource "verda_ssh_key" "login" {
 resource "verda_startup_script" "host_key" {
   for_each = toset(local.names)
 
-  name   = module.names.nodes[each.key]
+  name   = module.hosts.names.nodes[each.key]
   script = module.hosts.key_script[each.key]
 
   # The provider changes none in place.

@@ -1,6 +1,5 @@
 locals {
   names = [for index in range(var.node_count) : "${var.name}-${index}"]
-
 }
 
 # The fleet secret; ../core says why it is made so.
@@ -10,16 +9,6 @@ resource "terraform_data" "secret" {
   lifecycle {
     ignore_changes = [triggers_replace]
   }
-}
-
-# https://www.vultr.com/api/: no limit is said
-module "names" {
-  source     = "../names"
-  stack      = var.stack
-  name       = var.name
-  fleet      = terraform_data.secret.id
-  node_count = var.node_count
-  limit      = 63
 }
 
 # The host key of each machine.
@@ -40,15 +29,14 @@ module "hosts" {
       address  = instance.main_ip
       inside   = instance.internal_ip
       user     = "root"
-      port     = 22
       key_file = var.key_file
     }
   }
-  patience  = 900
   host_keys = tls_private_key.host
   # The images close all ports but 22 in the machine itself. Here the firewall group does that.
   cloud_config = jsonencode({ runcmd = [["sh", "-c", "ufw disable || true"]] })
-
+  # https://www.vultr.com/api/: no limit is said
+  names = { limit = 63 }
   pool = {
     name               = var.name
     stack              = var.stack
@@ -70,7 +58,7 @@ module "hosts" {
 }
 
 resource "vultr_ssh_key" "login" {
-  name    = module.names.own
+  name    = module.hosts.names.own
   ssh_key = trimspace(var.ssh_public_key)
 
   lifecycle {
@@ -80,7 +68,7 @@ resource "vultr_ssh_key" "login" {
 
 resource "vultr_vpc" "pool" {
   region      = var.region
-  description = module.names.own
+  description = module.hosts.names.own
 
   lifecycle {
     ignore_changes = [description]
@@ -89,7 +77,7 @@ resource "vultr_vpc" "pool" {
 
 # It holds for the public addresses; the nodes reach each other in the VPC.
 resource "vultr_firewall_group" "pool" {
-  description = module.names.own
+  description = module.hosts.names.own
 
   lifecycle {
     ignore_changes = [description]
@@ -118,14 +106,14 @@ resource "vultr_instance" "node" {
   region            = var.region
   plan              = var.machine_types[0]
   os_id             = tonumber(var.image)
-  label             = module.names.nodes[each.key]
+  label             = module.hosts.names.nodes[each.key]
   hostname          = each.key
   ssh_key_ids       = [vultr_ssh_key.login.id]
   vpc_ids           = [vultr_vpc.pool.id]
   firewall_group_id = vultr_firewall_group.pool.id
   user_data         = module.hosts.cloud_config[each.key]
   activation_email  = false
-  tags              = concat([module.names.own], [for key, value in var.labels : "${key}:${value}"])
+  tags              = concat([module.hosts.names.own], [for key, value in var.labels : "${key}:${value}"])
 
   lifecycle {
     # A key that is changed is for machines that are made later.

@@ -47,7 +47,7 @@ def type_of(body: str) -> str:
 
 
 def test_what_modules_share_stands_once() -> None:
-    assert [path.name for path in SIBLINGS] == ["core", "google", "hosts", "market", "names"]
+    assert [path.name for path in SIBLINGS] == ["core", "google", "hosts", "market"]
     for module in MODULES:
         called = {path.name for path in bundled.modules([module.name], ROOT / "modules")} - {module.name}
         # Nodes of local are processes, whose configuration is complete only once the head listens.

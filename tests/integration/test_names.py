@@ -18,8 +18,8 @@ STACKS = ("A" * 64, "1", "0-_-0", "inference_production-westeurope", "MiXed")
 POOLS = ("p" + "-" * 39, "p" * 40, "a", "h100-mig-serving-latency")
 FLEETS = ("3f2504e0-4f89-11d3-9a0c-0305e82c3301", "7d444840-9dc0-11d1-b245-5ffdce74fad2")
 # Two people give one account the same names; AWS, Google Cloud and containers have suffixes of their own.
-OTHERS = {"aws", "container", "core", "gcp", "gcptpu", "google", "hosts", "local", "market", "names", "ssh"}
-CALL = re.compile(r'module "names" \{\n.*?\n\}', re.DOTALL)
+OTHERS = {"aws", "container", "core", "gcp", "gcptpu", "google", "hosts", "local", "market", "ssh"}
+CALL = re.compile(r"(?m)^  names += (\{ limit = .*\})$")
 
 
 def calls() -> dict[str, tuple[int, int]]:
@@ -27,7 +27,7 @@ def calls() -> dict[str, tuple[int, int]]:
     found = {}
     for file in sorted((ROOT / "modules").glob("*/main.tf")):
         if called := CALL.search(file.read_text()):
-            limit, reserve = (re.search(rf"{name} += (\d+)", called[0]) for name in ("limit", "reserve"))
+            limit, reserve = (re.search(rf"{name} = (\d+)", called[1]) for name in ("limit", "reserve"))
             assert limit
             found[file.parent.name] = int(limit[1]), int(reserve[1]) if reserve else 6
     return found
@@ -40,16 +40,16 @@ def test_every_module_has_its_names_from_one_place() -> None:
         text = (ROOT / "modules" / name / "main.tf").read_text()
         assert "skyinfra-${" not in text, name
         # Where the length stands.
-        assert re.search(r'(?m)^# .{20,}\nmodule "names"', text), name
+        assert re.search(r"(?m)^  # .{20,}\n  names += ", text), name
         for block in re.findall(r'(?ms)^resource "\w+" "\w+" \{\n.*?^\}', text):
-            if re.search(r"(?m)^  (name|display_name|label|description) += .*module\.names\.", block):
+            if re.search(r"(?m)^  (name|display_name|label|description) += .*module\.\w+\.names\.", block):
                 assert "ignore_changes" in block, f"{name}: a resource that exists keeps its name: {block[:80]}"
 
 
 @pytest.mark.parametrize("module", sorted(calls()))
 def test_what_a_module_appends_is_reserved(module: str) -> None:
     text = (ROOT / "modules" / module / "main.tf").read_text()
-    appended = re.findall(r'"\$\{module\.names\.own\}(-[^"]*)"', text)
+    appended = re.findall(r'"\$\{module\.\w+\.names\.own\}(-[^"]*)"', text)
     for each in appended:
         # Regions and numbers, as long as they get.
         longest = re.sub(r"\$\{substr\(sha1\([^)]*\), 0, 8\)\}", "x" * 8, each)
@@ -68,20 +68,31 @@ def test_the_longest_and_the_oddest_names_fit_and_differ(tmp_path: Path) -> None
             for each in sorted(set(calls().values()))
         )
     }
-    source = str(ROOT / "modules" / "names")
+    pool = {
+        "stack": "${each.value.stack}",
+        "name": "${each.value.name}",
+        "node_count": 2,
+        "user_data_head": "-",
+        "user_data_worker": "-",
+        "runner_file": "",
+        "versions": None,
+        "scheduler_port": 8786,
+        "slots": [],
+    }
+    core = {
+        "source": str(ROOT / "modules" / "core"),
+        "for_each": "${local.wanted}",
+        "pool": pool,
+        "secret": {"id": "${each.value.fleet}", "triggers_replace": "-"},
+        "places": {"head": "-", "bucket": "-", "runner": "-"},
+        "names": {"limit": "${each.value.limit}", "reserve": "${each.value.reserve}"},
+    }
     (tmp_path / "main.tf.json").write_text(
         json.dumps(
             {
-                "module": {
-                    "n": {
-                        "source": source,
-                        "for_each": "${local.wanted}",
-                        "node_count": 2,
-                        **{key: f"${{each.value.{key}}}" for key in ("stack", "name", "fleet", "limit", "reserve")},
-                    }
-                },
+                "module": {"n": core},
                 "locals": {"wanted": wanted},
-                "output": {"made": {"value": "${module.n}"}},
+                "output": {"made": {"value": "${{ for key, each in module.n : key => each.names }}"}},
             }
         )
     )
