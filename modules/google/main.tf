@@ -23,7 +23,9 @@ locals {
 resource "terraform_data" "fleet" {
   lifecycle {
     precondition {
-      condition     = local.carried_bytes + max(length(var.pool.user_data_head), length(var.pool.user_data_worker)) <= 500000
+      # All of 512 KiB, of which 4 are for the secret, the versions and the keys.
+      # https://cloud.google.com/compute/docs/reference/rest/v1/Metadata
+      condition     = local.carried_bytes + max(length(var.pool.user_data_head), length(var.pool.user_data_worker)) <= 520192
       error_message = "runner_file: ${local.carried_bytes} bytes in base64, and the metadata of a machine take 512 KB with its user data. Give the compressed runner (.whl.bz2), as `skyinfra render` writes it."
     }
   }

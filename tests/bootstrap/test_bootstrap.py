@@ -18,7 +18,7 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import missing
+from support import ROOT, missing
 
 import skyinfra as sky
 from skyinfra.bootstrap import (
@@ -102,6 +102,15 @@ def test_user_data_fits() -> None:
     assert max(len(gzip.compress(text.encode(), 9)) for text in (data.head, data.worker)) < 14_100
     assert sizes(data.head)["total"] < 14_100
     assert sizes(user_data(aws()).head)["total"] < 14_000
+
+
+def test_the_runner_and_the_user_data_fit_into_the_metadata_of_google_cloud() -> None:
+    taken = re.search(r"user_data_worker\)\) <= (\d+)", (ROOT / "modules/google/main.tf").read_text())
+    assert taken
+    _, carried = runner_wheel.packed(runner_wheel.wheel())
+    pool = sky.ComputePool(name="p", nodes=2, accelerator="A100-40GB", provider=sky.GCP(project="p"))
+    data = user_data(compile_pool(pool, "s"))
+    assert 4 * len(carried) / 3 + max(len(data.head), len(data.worker)) + 2_000 < int(taken[1])
 
 
 def test_user_data_that_do_not_fit_are_refused_without_showing_them() -> None:
