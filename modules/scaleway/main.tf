@@ -117,7 +117,7 @@ resource "scaleway_instance_server" "node" {
   ip_id                  = scaleway_instance_ip.node[each.key].id
   security_group_id      = scaleway_instance_security_group.pool.id
   user_data              = { cloud-init = module.hosts.cloud_config[each.key] }
-  tags                   = concat([module.hosts.names.own], [for key, value in var.labels : "${key}=${value}"])
+  tags                   = concat(["skyinfra-${var.stack}-${var.name}"], [for key, value in var.labels : "${key}=${value}"])
 
   root_volume {
     volume_type           = "sbs_volume"

@@ -113,7 +113,7 @@ resource "vultr_instance" "node" {
   firewall_group_id = vultr_firewall_group.pool.id
   user_data         = module.hosts.cloud_config[each.key]
   activation_email  = false
-  tags              = concat([module.hosts.names.own], [for key, value in var.labels : "${key}:${value}"])
+  tags              = concat(["skyinfra-${var.stack}-${var.name}"], [for key, value in var.labels : "${key}:${value}"])
 
   lifecycle {
     # A key that is changed is for machines that are made later.
