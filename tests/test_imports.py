@@ -98,6 +98,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "magic": {"blobs", "client", "notebook", "tasks"},
     "preflight": {"accelerators", "offers", "providers", "terraform"},
+    "ssh": {"protocol"},
     "deploy": {
         "accelerators",
         "bootstrap",
@@ -111,9 +112,10 @@ ALLOWED: dict[str, set[str]] = {
         "protocol",
         "providers",
         "stack",
+        "submission",
         "terraform",
     },
-    "terminal": {"accelerators", "client", "console", "deploy", "mig", "protocol", "submission", "terraform"},
+    "terminal": {"accelerators", "client", "console", "deploy", "mig", "offers", "protocol", "terraform"},
 }
 # What travels to a node may use these and the standard library.
 TRAVELS = {

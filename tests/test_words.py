@@ -22,7 +22,7 @@ HIDING |= {"parked", "surroundings", "misc", "utils"}
 BEFORE = {
     "node/folder.py": {"leaving", "keeper.pid", "followed"},
     "protocol/fleet.py": {"leaving"},
-    "cli/status.py": {"leaving", "standing"},
+    "deploy/fleet_status.py": {"leaving", "standing"},
     "cli/offers.py": {"chosen"},
     "deploy/transitions.py": {"goes"},
     "desired/file.py": {"told.json", "followed.json"},

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import shlex
+import pwd
 import shutil
-import socket
 import sys
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace as replace_fields
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from skyinfra.blobs import copies
-from skyinfra.cli.forward import Way, write_hosts
 from skyinfra.cli.options import (
     CommandWithCommand,
     Fleet,
@@ -31,17 +27,15 @@ from skyinfra.cli.options import (
 )
 from skyinfra.errors import InvalidField, MissingDependency, NotSupported, counted, did_you_mean
 from skyinfra.protocol import questions
-from skyinfra.protocol.manifest import Login, Manifest, ManifestNode
+from skyinfra.protocol.manifest import Manifest, ManifestNode
 from skyinfra.providers import kinds, read
+from skyinfra.ssh import hosts, ways
 from skyinfra.sync import bringing
 from skyinfra.terminal import tables
 from skyinfra.terminal.progress import asked, working
+from skyinfra.terraform.project import Project
 
 _WAIT_S = 10.0
-_SSH_PORT = 22
-_PROBE_S = 3.0
-_PROBES = 32
-_STDIO = ("--listen-on-stdin", "--verbosity=warning")
 
 
 app = typer.Typer()
@@ -54,7 +48,7 @@ def execute(context: typer.Context, fleet: Fleet, node: NodeName = None) -> None
     if not command:
         raise InvalidField("no command", field="CMD", hint="Such as `skyinfra exec STACK/POOL -- nvidia-smi`.")
     with asked(fleet) as pool:
-        name = pool.named(node or _head(pool.manifest).name, "NODE")[0]
+        name = pool.named(node or ways.head_of(pool.manifest).name, "NODE")[0]
         identity = pool.ask(name, questions.START, command=command)
         try:
             while True:
@@ -93,17 +87,17 @@ def ssh(
     if replace and not config:
         raise InvalidField("needs --config", field="--replace")
     manifest = find_manifest(fleet)
-    target = _head(manifest) if node is None else _named(manifest, node)
+    target = ways.head_of(manifest) if node is None else _named(manifest, node)
     _refuse_without_server(manifest, target)
     if user is None and target.ssh is None and manifest.provider in kinds():
         user = read(manifest.provider).traits.ssh_user
     if config:
-        write_hosts(fleet, manifest, _ways(manifest, user), replace=replace)
+        _name_hosts(fleet, manifest, user, replace=replace)
         return
-    line = ssh_line(manifest, target, command, user=user) or session_line(manifest, target, command)
+    line = ways.ssh_line(manifest, target, command, user=user) or ways.session_line(manifest, target, command)
     if line is None:
         raise NotSupported(
-            f"nothing answers at port {_SSH_PORT} of {target.public_address or target.address}",
+            f"nothing answers at port {ways.PORT} of {target.public_address or target.address}",
             field=target.name,
             hint="Open it to your address (ssh_public_key and allow_cidrs), or use `skyinfra exec`, which needs none.",
         )
@@ -197,82 +191,6 @@ def _refuse_without_server(manifest: Manifest, target: ManifestNode) -> None:
         )
 
 
-def ssh_line(manifest: Manifest, node: ManifestNode, command: Sequence[str], *, user: str | None) -> list[str] | None:
-    """Returns the ``ssh`` command, through the head where only the head can be reached; None where nothing leads there.
-
-    user: None or empty is whom ``ssh`` takes. On AWS Session Manager needs no SSH server: see `session_line`.
-    """
-    way = _open_way(manifest, node, user)
-    if way is None and manifest.provider != "aws":
-        way = _by_the_cloud(manifest, node, user)
-    if way is None:
-        return None
-    at = f"{way.login.user}@" if way.login.user else ""
-    remote = [shlex.join(command)] if command else []
-    terminal = ["-t"] if command and sys.stdin.isatty() else []
-    proxy = ["-o", f"ProxyCommand={shlex.join(way.proxy)}"] if way.proxy else []
-    # Behind the dashes is neither an option, and ssh takes no dashes out of the command there.
-    return ["ssh", *terminal, *way.login.options, *proxy, "--", f"{at}{way.address}", *remote]
-
-
-def _open_way(manifest: Manifest, node: ManifestNode, user: str | None) -> Way | None:
-    known = node.ssh or Login()
-    user = user or known.user
-    # A host may have another port, or a name that the configuration of ssh alone knows.
-    if node.ssh is not None or _answers(node.public_address or node.address):
-        return Way(node.public_address or node.address, replace_fields(known, user=user))
-    head = _head(manifest)
-    if node != head and head.public_address and _answers(head.public_address):
-        return Way(node.address, Login(user, via=f"{user}@{head.public_address}" if user else head.public_address))
-    return None
-
-
-def _ways(manifest: Manifest, user: str | None) -> dict[str, Way | None]:
-    """Returns how ``ssh`` reaches each node; None for one that it does not."""
-
-    def way(node: ManifestNode) -> Way | None:
-        return _open_way(manifest, node, user) or _by_the_cloud(manifest, node, user)
-
-    # Each waits for an answer.
-    with ThreadPoolExecutor(_PROBES) as threads:
-        return dict(zip((node.name for node in manifest.nodes), threads.map(way, manifest.nodes), strict=True))
-
-
-def _by_the_cloud(manifest: Manifest, node: ManifestNode, user: str | None) -> Way | None:
-    """Returns the way to a node without an open port: through what leads to its head, where something does."""
-    via, login = manifest.via, Login(user)
-    if via is not None and via.kind == "ssh":
-        return Way(node.address, Login(user, via=f"{via.target}:{via.port}" if via.port else via.target))
-    if via is not None and via.kind == "iap":
-        place = [
-            *([f"--zone={node.zone}"] if node.zone else []),
-            *([f"--project={via.project}"] if via.project else []),
-        ]
-        return Way(node.name, login, ("gcloud", "compute", "start-iap-tunnel", node.name, "%p", *_STDIO, *place))
-    line = session_line(manifest, node, ())
-    if line is None:
-        return None
-    return Way(node.id, login, (*line, "--document-name", "AWS-StartSSHSession", "--parameters", "portNumber=%p"))
-
-
-def session_line(manifest: Manifest, node: ManifestNode, command: Sequence[str]) -> list[str] | None:
-    """Returns the ``aws ssm start-session`` command; None for another provider."""
-    if manifest.provider != "aws" or not node.id:
-        return None
-    # A zone is its region with a letter.
-    region = [f"--region={node.zone[:-1]}"] if node.zone else []
-    remote = (
-        ["--document-name", "AWS-StartInteractiveCommand", "--parameters", f"command={shlex.join(command)}"]
-        if command
-        else []
-    )
-    return ["aws", "ssm", "start-session", f"--target={node.id}", *region, *remote]
-
-
-def _head(manifest: Manifest) -> ManifestNode:
-    return next((node for node in manifest.nodes if node.head), manifest.nodes[0])
-
-
 def _named(manifest: Manifest, name: str) -> ManifestNode:
     for node in manifest.nodes:
         if node.name == name:
@@ -286,9 +204,19 @@ def _named(manifest: Manifest, name: str) -> ManifestNode:
     )
 
 
-def _answers(address: str) -> bool:
-    try:
-        socket.create_connection((address, _SSH_PORT), timeout=_PROBE_S).close()
-    except OSError:
-        return False
-    return True
+def _name_hosts(fleet: str, manifest: Manifest, user: str | None, *, replace: bool) -> None:
+    """Makes the nodes hosts of ssh, prints their names, and says what is left out."""
+    origin = str(Path(fleet).absolute() if fleet.endswith(".json") else Project.find().folder)
+    found = ways.ways(manifest, user)
+    names, file = hosts.write_hosts(origin, manifest, found, replace=replace), hosts.file()
+    sys.stdout.writelines(f"{name}\n" for name in names)
+    sys.stderr.write(f"{counted(len(names), 'host')} in {file}; `ssh {names[0]}`, rsync, scp and editors know them\n")
+    with contextlib.suppress(KeyError):
+        if Path.home() != Path(pwd.getpwuid(os.getuid()).pw_dir):
+            sys.stderr.write(f"HOME is not the home of this account, where ssh looks: ssh -F {file.parent}/config\n")
+    if left := [name for name, way in found.items() if way is None]:
+        sys.stderr.write(f"left out, for nothing answers at their port 22: {', '.join(left)}\n")
+    if manifest.group_nodes:
+        sys.stderr.write(
+            "the nodes of the group have no fixed address: `skyinfra exec` and `port-forward` reach them\n"
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -16,25 +16,24 @@ import typer
 from rich.markup import escape
 
 from skyinfra.bootstrap import runner_wheel
-from skyinfra.cli.forward import forget_hosts
 from skyinfra.cli.options import Json, StackName, Wide, Yes, can_be_asked
-from skyinfra.cli.plans import plan_document, show_plan
 from skyinfra.deploy.affected_nodes import endings
 from skyinfra.deploy.apply import carry_out, planned
-from skyinfra.deploy.cost import Cost, cost_of, running_cost
+from skyinfra.deploy.cost import Cost, cost_of
 from skyinfra.deploy.kept import keep_before
 from skyinfra.deploy.orphans import Orphan, find_orphans, forget, stack_to_destroy
-from skyinfra.deploy.spending import program_of
+from skyinfra.deploy.spending import holdings, program_of
 from skyinfra.deploy.transitions import transitions
-from skyinfra.errors import SkyinfraError, counted
+from skyinfra.errors import NotSupported, SkyinfraError, counted
 from skyinfra.protocol.manifest import Manifest
+from skyinfra.ssh import hosts
 from skyinfra.terminal import tables
 from skyinfra.terminal.drawing import show_transition
+from skyinfra.terminal.plans import plan_document, show_plan
 from skyinfra.terminal.progress import synthesized, working
 from skyinfra.terraform.blocks import kept_from_programs
 from skyinfra.terraform.program import Plan
 from skyinfra.terraform.project import Project
-from skyinfra.terraform.state import Resource
 from skyinfra.terraform.synthesized import SynthesizedStack
 from skyinfra.terraform.text import Event
 
@@ -97,12 +96,6 @@ def show_orphans(orphans: Iterable[Orphan], *, to_stderr: bool = False) -> None:
             out.print(
                 f"Or keep their nodes, in the stack that declares them now: {escape(orphan.move)}", soft_wrap=True
             )
-
-
-def holdings(resources: Sequence[Resource]) -> str:
-    """Returns the number of the resources, with the machines among them and their cost."""
-    cost = str(running_cost(resources))
-    return f"{counted(len(resources), 'resource')}{f' ({cost})' if cost else ''}"
 
 
 def show_choices(stacks: Iterable[SynthesizedStack], *, as_json: bool = False, to_stderr: bool = False) -> None:
@@ -237,7 +230,10 @@ def destroy(stack: StackName = None, auto_approve: Yes = False, gone: Gone = Fal
         if forget_block is not None:
             forget_block()
     forget(project, selected)
-    forget_hosts(project.folder, selected.name)
+    try:
+        hosts.forget_hosts(project.folder, selected.name)
+    except NotSupported as error:
+        sys.stderr.write(f"the hosts of {selected.name} stay in {hosts.file()}: {error}\n")
     typer.echo(f"{selected.name}: {'nothing to destroy' if done.empty else 'destroyed'}")
 
 

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from skyinfra.deploy.cost import RunningCost, cost_of
+from skyinfra.deploy.cost import RunningCost, cost_of, running_cost
 from skyinfra.errors import counted
 from skyinfra.offers import usd
 from skyinfra.terraform.blocks import Block, Opened
+from skyinfra.terraform.state import Resource
 
 
 def described(pools: Sequence[dict[str, Any]]) -> str:
@@ -58,3 +59,9 @@ def program_of(block: Block) -> str:
     program = f"It is the fleet of {block.opened.program}, process {block.opened.pid}"
     state = "which still runs" if block.running else "which ended without destroying it"
     return f"{program}, {state}; {since(block.opened)}."
+
+
+def holdings(resources: Sequence[Resource]) -> str:
+    """Returns the number of the resources, with the machines among them and their cost."""
+    cost = str(running_cost(resources))
+    return f"{counted(len(resources), 'resource')}{f' ({cost})' if cost else ''}"

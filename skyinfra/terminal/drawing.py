@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 
 from skyinfra import mig
 from skyinfra.errors import InvalidField, counted, written
 from skyinfra.mig.drawing import Picture, boxes, compute_bar, facts, left_out, strip, tone
-from skyinfra.mig.grid import Placement
-from skyinfra.protocol.instance import InstanceInfo
-from skyinfra.protocol.manifest import ManifestSlot
 from skyinfra.terminal import tables
 
 if TYPE_CHECKING:
+    from skyinfra.deploy.fleet_status import GpuStrip
     from skyinfra.deploy.transitions import GpuChange, Transition
-    from skyinfra.submission.fleet import RunningTask
 
 # The width of the word before a sentence.
 _WORD = 10
@@ -35,83 +31,6 @@ STYLES = (
     "black on white",
     "black on red",
 )
-
-
-@dataclass(frozen=True)
-class GpuStrip:
-    """A divided GPU of a node, as the registrations of its slots describe it.
-
-    units: of the whole GPU; start and size of the partitions count in them. missing: slots that are to stand on it and
-    are not there. tasks: those that run on each of the slots.
-    """
-
-    gpu: int
-    accelerator: str
-    units: int
-    slots: tuple[InstanceInfo, ...]
-    missing: int
-    tasks: tuple[tuple[RunningTask, ...], ...] = ()
-
-    @property
-    def doing(self) -> tuple[str, ...]:
-        """The names of the tasks on each of `layout`, in one line; empty where nothing runs at all."""
-        if not any(self.tasks):
-            return ()
-        pairs = list(zip(self.slots, self.tasks, strict=True))
-        here = ([tasks for slot, tasks in pairs if (slot.start or 0) == place.start] for place in self.layout)
-        return tuple(", ".join(task.name for tasks in each for task in tasks) for each in here)
-
-    @property
-    def layout(self) -> tuple[Placement, ...]:
-        """The partitions by start, those that share a GPU instance together."""
-        return mig.together(slot.placement for slot in self.slots)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {
-            "gpu": self.gpu,
-            "accelerator": self.accelerator,
-            "units": self.units,
-            "partitions": [
-                {
-                    "profile": s.profile,
-                    "start": s.start,
-                    "size": s.size,
-                    "worker": s.worker,
-                    "uuid": s.uuid,
-                    **({"compute": asdict(s.compute), "shared_by": s.shared_by} if s.compute is not None else {}),
-                    "tasks": [asdict(task) for task in tasks],
-                }
-                for s, tasks in zip(self.slots, self.tasks or ((),) * len(self.slots), strict=True)
-            ],
-            "missing": self.missing,
-        }
-
-
-def strips(
-    live: Iterable[InstanceInfo],
-    wanted: Sequence[ManifestSlot],
-    running: Mapping[str, Sequence[RunningTask]] | None = None,
-) -> list[GpuStrip]:
-    """Returns the divided GPUs of a node, by index, from its *live* slots and the slots of its manifest.
-
-    running: the tasks that run, by the name of the slot.
-    """
-    tasks = running or {}
-    by_gpu: dict[int, list[InstanceInfo]] = {}
-    there = set()
-    for slot in live:
-        there.add(slot.worker)
-        if slot.gpu is not None and slot.size and slot.units:
-            by_gpu.setdefault(slot.gpu, []).append(slot)
-    absent = [slot.gpu for slot in wanted if slot.index not in there]
-    made = []
-    for gpu, slots in sorted(by_gpu.items()):
-        placed = tuple(sorted(slots, key=lambda slot: (slot.start or 0, slot.compute.start if slot.compute else 0)))
-        doing = tuple(tuple(tasks.get(slot.slot, ())) for slot in placed)
-        units = max(slot.units or 0 for slot in slots)
-        made.append(GpuStrip(gpu, slots[0].accelerator or "", units, placed, absent.count(gpu), doing))
-    return made
 
 
 def lines(nodes: Iterable[tuple[str, Sequence[GpuStrip]]], width: int | None = None) -> list[Text]:

@@ -25,10 +25,10 @@ from typer.testing import CliRunner
 
 import skyinfra as sky
 from skyinfra import port_forward
-from skyinfra.cli import execute
 from skyinfra.cli.app import app
 from skyinfra.protocol._schema import FilePath, Form
 from skyinfra.protocol.manifest import Endpoint, Login, Manifest, ManifestNode, ManifestSlot, Via
+from skyinfra.ssh import ways
 
 LOGIN = Login("me", 2222, "/home/me/.ssh/lab", "you@gate:2200")
 HEAD = ManifestNode("p-0", "i-0", "10.0.0.1", "203.0.113.1", "us-east-1a", "p5", head=True, ssh=LOGIN)
@@ -157,7 +157,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (folder / name).chmod(stat.S_IRWXU)
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(execute, "_answers", lambda address: False)
+    monkeypatch.setattr(ways, "_answers", lambda address: False)
     monkeypatch.setattr(port_forward, "_answers", lambda *given: False)
     monkeypatch.chdir(tmp_path)
     return record
@@ -183,7 +183,7 @@ def test_no_text_of_a_manifest_is_anything_but_data(
     Path("fleet.json").write_text(json.dumps(changed(path, HOSTILE[way])))
     if name == "key_file" and FILE.has(HOSTILE[way]):
         # Any file may be one. It is the word behind -i, which runs nothing.
-        line = execute.ssh_line(fleet := Manifest.load(Path("fleet.json")), fleet.nodes[0], (), user=None)
+        line = ways.ssh_line(fleet := Manifest.load(Path("fleet.json")), fleet.nodes[0], (), user=None)
         assert line is not None and line[line.index(HOSTILE[way]) - 1] == "-i" and line.count(HOSTILE[way]) == 1
         return
     if name not in SHOWN:
@@ -224,12 +224,12 @@ def test_every_text_that_programs_get_has_a_form() -> None:
 def test_words_stand_behind_dashes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Even one that nobody checked is no option."""
     evil = "-oProxyCommand=touch ran"
-    monkeypatch.setattr(execute, "_answers", lambda address: False)
+    monkeypatch.setattr(ways, "_answers", lambda address: False)
     node = dataclasses.replace(HEAD, address=evil, public_address=None, ssh=Login(), id=evil, zone=f"{evil}a")
     fleet = dataclasses.replace(FLEET, provider="ssh", nodes=(node,))
-    line = execute.ssh_line(fleet, node, ("ls", "-l"), user=None)
+    line = ways.ssh_line(fleet, node, ("ls", "-l"), user=None)
     assert line is not None and line[line.index("--") :] == ["--", evil, "ls -l"]
-    aws = execute.session_line(dataclasses.replace(fleet, provider="aws"), node, ())
+    aws = ways.session_line(dataclasses.replace(fleet, provider="aws"), node, ())
     assert aws is not None and evil not in aws and f"--target={evil}" in aws and f"--region={evil}" in aws
     head = Endpoint("10.0.0.1", 8786)
     ssh = port_forward.command(Via("ssh", evil), head, 1)
@@ -250,7 +250,7 @@ def test_a_real_ssh_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert Path("ran").exists()
     Path("ran").unlink()
     node = dataclasses.replace(HEAD, public_address=evil, ssh=Login())
-    line = execute.ssh_line(dataclasses.replace(FLEET, nodes=(node,)), node, (), user=None)
+    line = ways.ssh_line(dataclasses.replace(FLEET, nodes=(node,)), node, (), user=None)
     assert line is not None
     done = subprocess.run([line[0], "-F", "/dev/null", *line[1:]], capture_output=True, timeout=30, check=False)
     assert done.returncode == 255 and not Path("ran").exists()

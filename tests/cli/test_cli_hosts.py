@@ -14,9 +14,10 @@ import pytest
 from typer.testing import CliRunner
 
 import skyinfra as sky
-from skyinfra.cli import execute, forward
 from skyinfra.cli.app import app
 from skyinfra.protocol.manifest import Endpoint, Login, Manifest, ManifestNode, Via
+from skyinfra.ssh import ways
+from skyinfra.ssh.hosts import forget_hosts, write_hosts
 
 HEAD = ManifestNode("p-0", "i-0", "10.0.0.1", "203.0.113.1", "us-east-1a", head=True)
 OTHER = ManifestNode("p-1", "i-1", "10.0.0.2", None, "us-east-1a")
@@ -35,7 +36,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def answering(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """The addresses that answer at port 22."""
     found = {"203.0.113.1"}
-    monkeypatch.setattr(execute, "_answers", found.__contains__)
+    monkeypatch.setattr(ways, "_answers", found.__contains__)
     return found
 
 
@@ -182,15 +183,14 @@ def test_projects_with_the_same_names_do_not_overwrite_one_another(
 
 
 def test_a_destroyed_stack_has_no_hosts(home: Path, answering: set[str], tmp_path: Path) -> None:
-    forward.forget_hosts(tmp_path, "s")
+    forget_hosts(tmp_path, "s")
     assert not (home / ".ssh").exists()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(forward, "_origin", lambda fleet: str(tmp_path))
-        for stack in ("s", "t"):
-            configure(replace(FLEET, stack=stack), tmp_path / "fleet.json")
+    for stack in ("s", "t"):
+        fleet = replace(FLEET, stack=stack)
+        assert len(write_hosts(str(tmp_path), fleet, ways.ways(fleet, None), replace=False)) == 2
     configure(replace(FLEET, stack="u"), tmp_path / "fleet.json")
-    forward.forget_hosts(tmp_path / "elsewhere", "t")
-    forward.forget_hosts(tmp_path, "s")
+    forget_hosts(tmp_path / "elsewhere", "t")
+    forget_hosts(tmp_path, "s")
     assert set(hosts(home)) == {"t-p-p-0", "t-p-p-1", "u-p-p-0", "u-p-p-1"}
 
 
@@ -214,7 +214,7 @@ def test_a_destroyed_stack_has_no_hosts(home: Path, answering: set[str], tmp_pat
 def test_a_manifest_runs_nothing_here(
     fleet: Manifest, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(execute, "_answers", lambda address: not address.startswith("10."))
+    monkeypatch.setattr(ways, "_answers", lambda address: not address.startswith("10."))
     refused = configure(fleet, tmp_path / "fleet.json")
     assert isinstance(refused.exception, sky.InvalidManifest), refused.output
     assert str(refused.exception).startswith(f"{tmp_path / 'fleet.json'}.")
@@ -233,12 +233,13 @@ def test_what_does_not_go_together(home: Path, tmp_path: Path) -> None:
 def test_two_at_once_lose_nothing(home: Path, answering: set[str], tmp_path: Path) -> None:
     """Each process changes the file as the other one left it."""
     program = (
-        "import sys; from pathlib import Path; from skyinfra.cli import execute, forward\n"
+        "import sys; from pathlib import Path; from skyinfra.ssh import hosts, ways\n"
         "from skyinfra.protocol.manifest import Manifest, Login\n"
         "fleet = Manifest.load(Path(sys.argv[1]))\n"
         "for _ in range(30):\n"
-        "    ways = {'p-0': forward.Way('203.0.113.1', Login())}\n"
-        "    forward.write_hosts(sys.argv[1], fleet, ways, replace=False)\n"
+        "    found = {'p-0': ways.Way('203.0.113.1', Login())}\n"
+        "    made = hosts.write_hosts(sys.argv[1], fleet, found, replace=False)\n"
+        "    print(len(made), 'host in', file=sys.stderr)\n"
     )
     running = []
     for number in range(3):

@@ -28,10 +28,10 @@ from local_fleets.forged_head import THREAD, Head, manifest_at, starting
 from typer.testing import CliRunner
 
 import skyinfra as sky
-from skyinfra.cli import status
 from skyinfra.cli.app import app
 from skyinfra.client import connect, open_pool, open_questions
 from skyinfra.client.lookup import wait_until_ready
+from skyinfra.deploy.fleet_status import fleet_status
 from skyinfra.engine.credentials import Credentials
 from skyinfra.protocol import services
 from skyinfra.protocol.calls import Outcome
@@ -101,7 +101,7 @@ def raised(ask: Callable[[Manifest], object]) -> Callable[[Manifest, Path], str]
 
 
 ASKING: dict[str, Callable[[Manifest, Path], str]] = {
-    "status": lambda manifest, folder: str(status._fleet_status(manifest, None)["problem"]),
+    "status": lambda manifest, folder: str(fleet_status(manifest, None)["problem"]),
     "top": shown("top", "FLEET"),
     "doctor": shown("doctor", "FLEET"),
     "logs": shown("logs", "FLEET"),

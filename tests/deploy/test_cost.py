@@ -8,8 +8,8 @@ import pytest
 from terraform_projects.synthesized import document_of
 
 import skyinfra as sky
-from skyinfra.cli.plans import show_cost
 from skyinfra.deploy.cost import Cost, cost_of
+from skyinfra.terminal.plans import show_cost
 
 
 def pool(

@@ -23,8 +23,9 @@ from typer.testing import CliRunner
 
 import skyinfra as sky
 from skyinfra.cli.app import app
-from skyinfra.cli.status import _fleet_status, _print_stack
+from skyinfra.cli.status import _print_stack
 from skyinfra.client import Pool, connect
+from skyinfra.deploy.fleet_status import fleet_status
 from skyinfra.deploy.kept import keep
 from skyinfra.protocol.nodeconfig import NodeConfig
 from skyinfra.tasks import Task
@@ -431,7 +432,7 @@ def test_status_shows_what_each_slot_does(
     path = tmp_path / "run"
     job = pool.submit(wait_for, str(path), detach="shown-job")
     until(lambda: job.state == "running", "the head knows that it runs")
-    found = _fleet_status(pool.manifest, None)
+    found = fleet_status(pool.manifest, None)
     (node,) = found["nodes"]
     busy = {slot["slot"]: [task["name"] for task in slot["tasks"]] for slot in node["slots"]}
     assert sorted(busy.values()) == [[], ["shown-job"]]

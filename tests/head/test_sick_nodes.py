@@ -21,8 +21,9 @@ from typer.testing import CliRunner
 import skyinfra
 from skyinfra import page
 from skyinfra.cli.app import app
-from skyinfra.cli.status import _fleet_status, _print_stack
+from skyinfra.cli.status import _print_stack
 from skyinfra.client import connect
+from skyinfra.deploy.fleet_status import fleet_status
 from skyinfra.submission.connection import Snapshot
 from skyinfra.tasks import Task
 
@@ -36,7 +37,7 @@ def look(head: RunningNode) -> Snapshot:
 
 def said_of(head: RunningNode, node: str) -> dict[str, Any]:
     """What `skyinfra status` says of *node*."""
-    found = _fleet_status(manifest_of(head), None)
+    found = fleet_status(manifest_of(head), None)
     return next(each for each in found["nodes"] if each["name"] == node)
 
 
@@ -79,7 +80,7 @@ def test_a_full_disk_is_said_everywhere_and_jobs_go_elsewhere(
             found = said_of(head, "n2")
             assert "No space left on device" in found["sick"]
             assert {slot["state"] for slot in found["slots"] if slot["sick"]} == {"sick"}
-            _print_stack({"stack": "demo", "pools": [_fleet_status(manifest_of(head), None)], "last_run": None})
+            _print_stack({"stack": "demo", "pools": [fleet_status(manifest_of(head), None)], "last_run": None})
             assert "n2 is sick, and takes no tasks on" in " ".join(capsys.readouterr().out.split())
             nodes = page.state(pool)["nodes"]
             assert isinstance(nodes, list)

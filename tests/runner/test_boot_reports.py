@@ -18,9 +18,9 @@ import pytest
 from local_fleets.running_node import OTHER_SECRET, SECRET, RunningNode, until
 
 import skyinfra as sky
-from skyinfra.cli.status import _fleet_status
 from skyinfra.client import open_pool
 from skyinfra.client.lookup import wait_until_ready
+from skyinfra.deploy.fleet_status import fleet_status
 from skyinfra.first_boot import report, report_client
 from skyinfra.head import start
 from skyinfra.node.node import Node
@@ -71,7 +71,7 @@ def test_the_head_hears_of_other_nodes_until_they_are_set_up(make_node: MakeNode
     assert report.send("127.0.0.1", port + 1, SECRET, FAILURE)
     assert told(fleet).failed == {"n2": NodeFailure("driver", "missing", ("a", "b"))}
 
-    status = _fleet_status(fleet, None)
+    status = fleet_status(fleet, None)
     assert [(node["name"], node["state"]) for node in status["nodes"]] == [("n1", "ready"), ("n2", "failed")]
     assert status["nodes"][1]["failed"]["step"] == "driver"
     with open_pool(fleet, timeout=10, patience=2) as pool, pytest.raises(sky.SlotLost, match="n2 was not set up"):
@@ -190,7 +190,7 @@ def test_a_runner_that_cannot_start_tells_why(make_node: MakeNode, systemd: Syst
         with pytest.raises(sky.BootFailed, match="n1 of demo/mig was not set up: step runner") as caught:
             open_pool(manifest(port, "n1"), timeout=10)
         assert "no such" in str(caught.value)
-        status = _fleet_status(manifest(port, "n1"), None)
+        status = fleet_status(manifest(port, "n1"), None)
         assert "was not set up: step runner" in status["problem"]
         # Another secret: nothing but that no fleet answers.
         other = Manifest.read({**manifest(port, "n1").to_json(), "secret": OTHER_SECRET})
@@ -217,7 +217,7 @@ def test_a_runner_on_a_full_disk_tells_that(make_node: MakeNode, systemd: System
             assert failure["error"].startswith(f"StateDirectoryError: {folder}/runner.pid: cannot be written: No space")
             assert failure["error"].endswith(f"0 of 1 MB are free on {folder}")
             assert "disk_gb" in failure["lines"][0]
-            assert "No space left on device" in _fleet_status(manifest(port, "n1"), None)["problem"]
+            assert "No space left on device" in fleet_status(manifest(port, "n1"), None)["problem"]
     finally:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 

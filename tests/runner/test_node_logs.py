@@ -19,12 +19,12 @@ from local_fleets.running_node import RunningNode, until
 from typer.testing import CliRunner
 
 from skyinfra import InvalidField, NodeFailed
-from skyinfra.cli import execute
 from skyinfra.cli.app import app
 from skyinfra.node.folder import NodeDirectory
 from skyinfra.protocol.manifest import Endpoint, Login, Manifest, ManifestNode, Via
 from skyinfra.runner import answers, commands
 from skyinfra.runner.commands import Commands
+from skyinfra.ssh import ways
 from skyinfra.worker import output
 
 
@@ -162,33 +162,33 @@ def test_how_a_shell_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = manifest(public="203.0.113.1")
     head, other = fleet.nodes
     reached = {"203.0.113.1"}
-    monkeypatch.setattr(execute, "_answers", lambda address: address in reached)
-    assert execute.ssh_line(fleet, head, (), user="ubuntu") == ["ssh", "--", "ubuntu@203.0.113.1"]
-    assert execute.ssh_line(fleet, other, ("ls", "a b"), user="me") == [
+    monkeypatch.setattr(ways, "_answers", lambda address: address in reached)
+    assert ways.ssh_line(fleet, head, (), user="ubuntu") == ["ssh", "--", "ubuntu@203.0.113.1"]
+    assert ways.ssh_line(fleet, other, ("ls", "a b"), user="me") == [
         *("ssh", "-J", "me@203.0.113.1", "--", "me@10.0.0.2", "ls 'a b'")
     ]
     reached.clear()
-    assert execute.ssh_line(fleet, other, (), user="ubuntu") is None
+    assert ways.ssh_line(fleet, other, (), user="ubuntu") is None
     host = replace(head, ssh=Login())
-    assert execute.ssh_line(fleet, host, (), user=None) == ["ssh", "--", "203.0.113.1"]
+    assert ways.ssh_line(fleet, host, (), user=None) == ["ssh", "--", "203.0.113.1"]
     host = replace(head, ssh=Login("me", 2222, "~/.ssh/lab", "you@bastion:2200"))
     options = ["-p", "2222", "-i", "~/.ssh/lab", "-J", "you@bastion:2200"]
-    assert execute.ssh_line(fleet, host, (), user=None) == ["ssh", *options, "--", "me@203.0.113.1"]
-    assert execute.ssh_line(fleet, host, ("ls",), user="root") == ["ssh", *options, "--", "root@203.0.113.1", "ls"]
+    assert ways.ssh_line(fleet, host, (), user=None) == ["ssh", *options, "--", "me@203.0.113.1"]
+    assert ways.ssh_line(fleet, host, ("ls",), user="root") == ["ssh", *options, "--", "root@203.0.113.1", "ls"]
     start = ["aws", "ssm", "start-session", "--target=i-1", "--region=us-east-1"]
-    assert execute.session_line(fleet, other, ()) == start
-    assert execute.session_line(fleet, other, ("ls", "a b")) == [
+    assert ways.session_line(fleet, other, ()) == start
+    assert ways.session_line(fleet, other, ("ls", "a b")) == [
         *(*start, "--document-name", "AWS-StartInteractiveCommand", "--parameters", "command=ls 'a b'")
     ]
-    assert execute.session_line(manifest("vastai"), other, ()) is None
+    assert ways.session_line(manifest("vastai"), other, ()) is None
     # Where nothing answers, by what leads to the head.
     closed = replace(manifest("gcp"), via=Via("iap", "p-0", zone="z", project="lab"))
     proxy = (
         "gcloud compute start-iap-tunnel p-1 %p --listen-on-stdin --verbosity=warning --zone=us-east-1a --project=lab"
     )
-    assert execute.ssh_line(closed, other, (), user="me") == ["ssh", "-o", f"ProxyCommand={proxy}", "--", "me@p-1"]
+    assert ways.ssh_line(closed, other, (), user="me") == ["ssh", "-o", f"ProxyCommand={proxy}", "--", "me@p-1"]
     behind = replace(manifest("vastai"), via=Via("ssh", "you@gate", port=2200))
-    assert execute.ssh_line(behind, other, (), user=None) == ["ssh", "-J", "you@gate:2200", "--", "10.0.0.2"]
+    assert ways.ssh_line(behind, other, (), user=None) == ["ssh", "-J", "you@gate:2200", "--", "10.0.0.2"]
 
 
 def test_a_shell_by_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +196,7 @@ def test_a_shell_by_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     fleet = manifest(public="203.0.113.1").to_json()
     file.write_text(json.dumps(fleet))
     became: list[list[str]] = []
-    monkeypatch.setattr(execute, "_answers", lambda address: False)
+    monkeypatch.setattr(ways, "_answers", lambda address: False)
     monkeypatch.setattr(os, "execvp", lambda program, line: became.append(line))
     monkeypatch.setenv("PATH", str(tmp_path))
 

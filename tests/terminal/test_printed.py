@@ -27,6 +27,7 @@ from skyinfra.cli import app as commands
 from skyinfra.cli import status
 from skyinfra.cli.options import write
 from skyinfra.client import open_questions
+from skyinfra.deploy.fleet_status import fleet_status
 from skyinfra.errors.printable import LONGEST, printable, program_output, undressed
 from skyinfra.notebook import pictures
 from skyinfra.protocol import questions, services
@@ -208,7 +209,7 @@ def test_commands_show_nothing_that_a_terminal_obeys(
 def test_a_stack_of_such_fleets(
     heads: Callable[[Head], Manifest], monkeypatch: pytest.MonkeyPatch, terminal: bool
 ) -> None:
-    found = status._fleet_status(heads(hostile(HOSTILE)), None)
+    found = fleet_status(heads(hostile(HOSTILE)), None)
     screen = Screen(terminal=terminal)
     monkeypatch.setattr(sys, "stdout", screen)
     with console.guarded():

@@ -7,11 +7,12 @@ import json
 
 import pytest
 
+from skyinfra.deploy.fleet_status import GpuStrip, strips
 from skyinfra.mig import Compute
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import ManifestSlot
 from skyinfra.submission.fleet import RunningTask
-from skyinfra.terminal.drawing import STYLES, GpuStrip, lines, strips
+from skyinfra.terminal.drawing import STYLES, lines
 
 MIXED = (("3g.40gb", 0, 4), ("2g.20gb", 4, 2), ("1g.10gb", 6, 1))
 CPX = tuple(("CPX", i, 1) for i in range(8))
