@@ -13,11 +13,11 @@ import typer
 import yaml
 
 from skyinfra import mig
-from skyinfra.cli.layouts import NamedGpu, read_gpu
 from skyinfra.cli.options import Json
 from skyinfra.errors import InvalidField, InvalidLayout, LayoutError, at
 from skyinfra.mig.layout import OFF
 from skyinfra.terminal import tables
+from skyinfra.terminal.layouts import NamedGpu, read_gpu
 
 app = typer.Typer()
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from skyinfra import InvalidField, InvalidLayout, LayoutDoesNotFit, mig
 from skyinfra.cli.app import app
-from skyinfra.cli.layouts import read_gpu
+from skyinfra.terminal.layouts import read_gpu
 
 FILE = (
     """\
