@@ -34,6 +34,7 @@ FAST = (
     "tests/blobs",
     "tests/cli/test_cli_help.py",
     "tests/cli/test_cli_offers.py",
+    "tests/engine/test_dask_comms.py",
     "tests/engine/test_dask_private.py",
     "tests/protocol",
     "tests/tasks",

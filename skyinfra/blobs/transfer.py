@@ -71,9 +71,9 @@ def beside(data: bytes | memoryview) -> Any:
     if len(data) < _BESIDE:
         return data
     # Here, because the process of a rank needs the rest of this module alone.
-    from skyinfra.engine import dask_private
+    from skyinfra.engine import dask_comms
 
-    return dask_private.without_copy(data)
+    return dask_comms.without_copy(data)
 
 
 # Sending ------------------------------------------------------------------------------------------------------------
@@ -173,9 +173,9 @@ async def fetch(head: Peer, store: BlobStore, wanted: dict[str, int]) -> Sent:
 
 async def fetch_bytes(head: Peer, digest: str, size: int) -> memoryview:
     """Fetches one blob into memory. Raises `BlobsMissing`, OSError where the head does not answer."""
-    from skyinfra.engine import dask_private  # as in `beside`
+    from skyinfra.engine import dask_comms  # as in `beside`
 
-    content = dask_private.memory(size)
+    content = dask_comms.memory(size)
 
     def put(offset: int, data: bytes | memoryview) -> None:
         content[offset : offset + len(data)] = data

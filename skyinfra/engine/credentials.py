@@ -59,9 +59,9 @@ class Credentials:
         """Returns a ``distributed`` Security that refuses every peer without a certificate of this fleet."""
         from distributed.security import Security
 
-        from skyinfra.engine import dask_private
+        from skyinfra.engine import dask_comms
 
-        dask_private.install_connections()
+        dask_comms.install_connections()
         return Security(
             require_encryption=True,
             tls_ca_file=self.ca,

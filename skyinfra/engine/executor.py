@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 import distributed
 from distributed.client import FutureCancelledError
 
-from skyinfra.engine import dask_private
+from skyinfra.engine import dask_client
 from skyinfra.engine.waiting import within
 from skyinfra.errors import SkyinfraError, SlotFailed, TaskAttemptsExceeded, TaskTimeout, counted
 from skyinfra.protocol import failures, questions
@@ -182,7 +182,7 @@ class Executor:
 
     async def run_on(self, worker: str, function: Callable[..., object], *arguments: object) -> None:
         """Calls *function* in the process at the address *worker*. Raises OSError, TimeoutError."""
-        await within(dask_private.run_on(self._fleet.client, worker, function, *arguments), _ANSWER_S)
+        await within(dask_client.run_on(self._fleet.client, worker, function, *arguments), _ANSWER_S)
 
     async def on_slot_of(self, key: str, action: Callable[[str], None]) -> str | None:
         """Runs *action* with the key of the last attempt of the call *key* in the process that runs it.
@@ -193,7 +193,7 @@ class Executor:
         try:
             for worker, keys in (await client.processing()).items():
                 for each in [each for each in keys if each == key or each.startswith(f"{key}.")]:
-                    await within(dask_private.run_on(client, worker, action, each), _LISTENS_S)
+                    await within(dask_client.run_on(client, worker, action, each), _LISTENS_S)
                     known = (await within(client.scheduler.identity(n_workers=-1), _ANSWER_S))["workers"]
                     return str(known[worker]["name"]) if worker in known else None
         except (OSError, FutureCancelledError):
@@ -214,7 +214,7 @@ class Executor:
     async def _stop_on(self, client: Any, worker: str, key: str) -> None:
         """Ends the call on *worker*: by itself, or with its process where that does not even listen."""
         try:
-            await within(dask_private.run_on(client, worker, self._stop_task, key), _LISTENS_S)
+            await within(dask_client.run_on(client, worker, self._stop_task, key), _LISTENS_S)
         except TimeoutError:
             # Native code holds the interpreter; the runner of the node is another process.
             known = (await within(client.scheduler.identity(n_workers=-1), _ANSWER_S))["workers"]

@@ -20,7 +20,7 @@ from typing import Any
 
 from distributed.security import Security
 
-from skyinfra.engine import dask_private
+from skyinfra.engine import dask_comms
 from skyinfra.engine.loop import LoopThread
 from skyinfra.engine.waiting import within
 from skyinfra.errors import NodeError, PortTaken, SkyinfraError
@@ -40,7 +40,7 @@ _LOOPBACK = (HERE, "::1")
 
 async def connect(head: str, security: Security) -> Any:
     """Returns a new connection to *head*, on which messages are data. Raises OSError."""
-    return await dask_private.data_connection(head, security, timeout=_CONNECT_S)
+    return await dask_comms.data_connection(head, security, timeout=_CONNECT_S)
 
 
 async def join(comm: Any, ticket: str) -> None:

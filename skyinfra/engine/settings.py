@@ -22,7 +22,7 @@ _CONFIG = {
     # Scheduler and workers serve unauthenticated HTTP pages otherwise.
     "distributed.scheduler.http.routes": [],
     "distributed.worker.http.routes": [],
-    # Any web page could open a websocket to the dashboard; `dask_private.Pages` adds who may.
+    # Any web page could open a websocket to the dashboard; `dask_scheduler.Pages` adds who may.
     "distributed.scheduler.dashboard.bokeh-application.allow_websocket_origin": [],
     # Tasks may start processes of their own, which children of daemonic processes may not.
     "distributed.worker.daemon": False,

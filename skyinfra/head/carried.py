@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
 
-from skyinfra.engine import carried, dask_private
+from skyinfra.engine import carried, dask_scheduler
 from skyinfra.protocol import calls
 from skyinfra.worker import execute
 
@@ -50,7 +50,7 @@ class Adoption(SchedulerPlugin):  # type: ignore[misc]
                 continue
             if claim is not None:
                 call = (execute.run, claim.header, b"")
-                dask_private.create_task(scheduler, _CLIENT, key, call, claim.resources, worker)
+                dask_scheduler.create_task(scheduler, _CLIENT, key, call, claim.resources, worker)
 
     def _asked(self, key: str, slot: str) -> Claim | None:
         if self._claim is None:
@@ -65,4 +65,4 @@ def hold(scheduler: Scheduler, keys: Collection[str]) -> None:
 
 def release(scheduler: Scheduler, key: str) -> None:
     """Notes that the outcome of the attempt *key* that was taken over is not wanted any more."""
-    dask_private.release_task(scheduler, _CLIENT, key)
+    dask_scheduler.release_task(scheduler, _CLIENT, key)

@@ -12,7 +12,7 @@ from distributed import Scheduler
 from distributed.core import Status
 from distributed.security import Security
 
-from skyinfra.engine import dask_private
+from skyinfra.engine import dask_client, dask_comms
 from skyinfra.engine.executor import Executor
 from skyinfra.engine.waiting import within
 from skyinfra.errors import SkyinfraError, SlotFailed, TaskFailed, TaskInputsLost
@@ -96,7 +96,7 @@ class Execution:
         attempt = self._executor.attempt(header.name, header.key, header.dumps(), call, resources, waited=waited)
         del call  # it may be large
         try:
-            given: dask_private.Serialized | None = await attempt
+            given: dask_comms.Serialized | None = await attempt
         except Exception as error:  # noqa: BLE001 - errors of Dask about a call end its job
             error.__context__ = None
             failed = _failed(error.with_traceback(None))
@@ -155,13 +155,13 @@ class Execution:
         async with self._connecting:
             while self.client is None or self.client.status == "closed":
                 try:
-                    self.client = await dask_private.carrying_client(self._scheduler, self._security, timeout=_ANSWER_S)
+                    self.client = await dask_comms.carrying_client(self._scheduler, self._security, timeout=_ANSWER_S)
                 except OSError:
                     await asyncio.sleep(_PAUSE_S)
 
     def submit(self, key: str, header: bytes, call: bytes, resources: Resources, waited: float) -> Any:
         """Sends a call; its future is done when it has ended."""
-        return dask_private.send_task(self.client, key, header, call, resources, waited)
+        return dask_client.send_task(self.client, key, header, call, resources, waited)
 
 
 def _failed(error: Exception) -> Ending:

@@ -12,7 +12,7 @@ from distributed import Scheduler
 from distributed.comm import Comm
 from distributed.core import Status
 
-from skyinfra.engine import carried, dask_private, forwarding
+from skyinfra.engine import carried, dask_client, dask_comms, dask_scheduler, forwarding
 from skyinfra.engine.reverse_connections import PARK, can_connect
 from skyinfra.engine.waiting import Changes
 from skyinfra.head import admission
@@ -63,7 +63,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
     ) -> None:
         super().__init__(**keywords)
         admission.refuse_others(self)
-        dask_private.keep_no_spans(self)
+        dask_scheduler.keep_no_spans(self)
         self._offered = layout
         self._changes = Changes()
         self._ending = False
@@ -110,7 +110,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
 
     async def listen(self, *arguments: Any, **keywords: Any) -> None:
         """Listens as Dask does; what others say runs no code here."""
-        await super().listen(*arguments, **keywords, **dask_private.read_data_only(self))
+        await super().listen(*arguments, **keywords, **dask_comms.read_data_only(self))
 
     def offer(self, layout: FleetLayout) -> None:
         """Gives nodes *layout* from now on, those that wait for another one at once."""
@@ -131,7 +131,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         if address not in self._behind:
             await comm.close()
             return Status.dont_reply
-        return await dask_private.PARKED.keep(comm, address)
+        return await dask_comms.PARKED.keep(comm, address)
 
     def promise(self, node: str, slots: list[str] | tuple[str, ...]) -> None:
         """Notes the names of the slots that *node* is to have; a node with slots does not leave."""
@@ -207,7 +207,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
 
     async def handle_worker(self, comm: Comm, worker: str) -> None:
         """Serves a worker for as long as it is connected."""
-        dask_private.send_soon(self.stream_comms[worker])
+        dask_client.send_soon(self.stream_comms[worker])
         self._leases.grant()
         await super().handle_worker(comm, worker)
 
@@ -218,17 +218,17 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         removed = await super().remove_worker(address, *arguments, **keywords)
         self._leases.worker_gone(address)
         self._behind.discard(address)
-        dask_private.PARKED.forget(address)
+        dask_comms.PARKED.forget(address)
         return removed
 
     async def handle_stream(self, comm: Comm, extra: dict[str, Any] | None = None) -> None:
         """Takes the messages of a worker or a client for as long as it is connected."""
         client = str((extra or {}).get("client"))
         if client in self.client_comms:
-            dask_private.send_soon(self.client_comms[client])
+            dask_client.send_soon(self.client_comms[client])
         stream = getattr(comm, "stream", None)
         await super().handle_stream(comm, extra)
-        if client in self.clients and client.startswith(calls.CLIENT_ID) and not dask_private.was_cut(stream):
+        if client in self.clients and client.startswith(calls.CLIENT_ID) and not dask_client.was_cut(stream):
             self._end_later(client)
 
     def take_task(
@@ -246,7 +246,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         waited: how long it did so before it was sent, in seconds.
         """
         self._records.came(key, waited)
-        dask_private.create_task(self, client, key, (execute.run, header, bytes(call)), resources)
+        dask_scheduler.create_task(self, client, key, (execute.run, header, bytes(call)), resources)
 
     def log_worker_event(self, worker: str, topic: str | Collection[str], msg: Any) -> None:
         """Sends an event of a worker to the clients that listen; drops an event of ours without a listener."""
@@ -254,7 +254,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
             self._note_failing(worker, msg)
             return
         ours = isinstance(topic, str) and topic.startswith(calls.TOPIC)
-        if not ours or dask_private.has_listeners(self, str(topic)):
+        if not ours or dask_scheduler.has_listeners(self, str(topic)):
             super().log_worker_event(worker, topic, msg)
 
     def _note_failing(self, worker: str, why: Any) -> None:
@@ -282,7 +282,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         """Forgets a client, which may have died, and the events and secrets that were for it alone."""
         super().remove_client(client, stimulus_id)
         self._leases.client_gone(client)
-        for topic in dask_private.unsubscribe(self, client, calls.TOPIC):
+        for topic in dask_scheduler.unsubscribe(self, client, calls.TOPIC):
             self._secrets.forget(topic)
 
     def _end_later(self, client: str) -> None:
@@ -312,7 +312,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
     def forget_topic(self, topic: str) -> None:
         """Drops the last events and the secrets of a client's *topic*, which leaves."""
         if topic.startswith(calls.TOPIC):
-            dask_private.drop_events(self, topic)
+            dask_scheduler.drop_events(self, topic)
             self._secrets.forget(topic)
 
     async def close(self, *arguments: Any, **keywords: Any) -> None:

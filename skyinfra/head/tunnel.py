@@ -18,7 +18,7 @@ from distributed import Scheduler
 from distributed.comm import Comm
 from distributed.core import Status
 
-from skyinfra.engine.dask_private import Pages
+from skyinfra.engine.dask_scheduler import Pages
 from skyinfra.engine.forwarding import JOIN_S
 from skyinfra.engine.waiting import within
 from skyinfra.errors import MissingDependency, NotSupported, SkyinfraError

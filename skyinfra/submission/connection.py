@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import distributed
 from distributed.versions import VersionMismatchWarning
 
-from skyinfra.engine import dask_private, forwarding
+from skyinfra.engine import dask_client, dask_comms, forwarding
 from skyinfra.engine.credentials import Credentials
 from skyinfra.engine.waiting import within
 from skyinfra.errors import (
@@ -98,7 +98,7 @@ class Asker:
         except ValueError as error:
             raise InvalidManifest(str(error), field="manifest.secret") from None
         self._security = credentials.security()
-        self._line = dask_private.questions(str(manifest.head), self._security, timeout=limits.timeout)
+        self._line = dask_comms.questions(str(manifest.head), self._security, timeout=limits.timeout)
 
     async def open(self) -> None:
         """Raises `FleetUnreachable`, `CredentialsRefused`, `VersionMismatch` or `UnsafeAnswer`."""
@@ -157,7 +157,7 @@ class Asker:
                 ) from None
             if isinstance(reason, ssl.SSLError):
                 raise await self._no_fleet(str(reason.reason)) from None
-            if isinstance(reason.__cause__, ValueError):  # Tornado's, see `skyinfra.engine.dask_private`
+            if isinstance(reason.__cause__, ValueError):  # Tornado's, see `skyinfra.engine.dask_comms`
                 raise await self._no_fleet("it speaks or hangs up before the handshake") from None
             why, hint = await self._why_silent()
             raise FleetUnreachable(
@@ -347,15 +347,15 @@ class Connection(Asker):
         self._prepare()
 
     def _prepare(self) -> None:
-        dask_private.prepare_client(self._client)
-        self._prepared = dask_private.client_stream(self._client)
+        dask_client.prepare_client(self._client)
+        self._prepared = dask_client.client_stream(self._client)
         self._client.subscribe_topic(self._topic, lambda event: self._on_event(event[1]))
 
     def submit(
         self, key: str, header: bytes, call: bytes, resources: dict[str, int], waited: float
     ) -> distributed.Future[Any]:
         """Sends a task; its future is done when it has ended, see `calls.run`."""
-        return dask_private.send_task(self._client, key, header, call, resources, waited)
+        return dask_client.send_task(self._client, key, header, call, resources, waited)
 
     @property
     def client(self) -> Any:
@@ -377,7 +377,7 @@ class Connection(Asker):
 
     async def ready(self) -> None:
         """Waits until the head is connected, again if need be. Raises `FleetUnreachable` after the patience."""
-        if self.alive and dask_private.client_stream(self._client) is self._prepared:
+        if self.alive and dask_client.client_stream(self._client) is self._prepared:
             return
         async with self._reopening:
             deadline = time.monotonic() + self.patience

@@ -26,7 +26,7 @@ from distributed import Nanny, Worker, WorkerPlugin
 from distributed.core import Status
 from distributed.security import Security
 
-from skyinfra.engine import carried, dask_private, main_thread, reverse_connections, settings
+from skyinfra.engine import carried, dask_comms, dask_worker, main_thread, reverse_connections, settings
 from skyinfra.errors import NotSupported
 from skyinfra.node import children, faults, shares
 from skyinfra.protocol import calls, services
@@ -86,7 +86,7 @@ class SlotWorker(Worker):  # type: ignore[misc]
         self._said: str | None = None
         self._checking: asyncio.Task[None] | None = None
         settings.quiet()
-        dask_private.install_connections()
+        dask_comms.install_connections()
         output.keep_logging()
         output.own_streams()
         os.setpgrp()
@@ -140,11 +140,11 @@ class SlotWorker(Worker):  # type: ignore[misc]
 
     async def execute(self, key: Any, *, stimulus_id: str) -> Any:
         """Executes a task as Dask does."""
-        return dask_private.of_present_run(self, await super().execute(key, stimulus_id=stimulus_id))
+        return dask_worker.of_present_run(self, await super().execute(key, stimulus_id=stimulus_id))
 
     async def close(self, *arguments: Any, **keywords: Any) -> Any:
         """Ends the worker after a running report, which Dask would cut off and log as an error."""
-        if keywords.get("reason") in dask_private.LOST and self._rejoins():
+        if keywords.get("reason") in dask_worker.LOST and self._rejoins():
             return None
         self.periodic_callbacks["heartbeat"].stop()
         for task in (self._closing, self._rejoining, self._checking):
@@ -189,10 +189,10 @@ class SlotWorker(Worker):  # type: ignore[misc]
         for task in (self._closing, self._heartbeat):
             if task is not None:
                 task.cancel()
-        dask_private.lose_scheduler(self)
+        dask_worker.lose_scheduler(self)
         # A paused worker could not hand over what it carries; whoever drains it does that again.
         self.status: Status = Status.running
-        await dask_private.register_again(self)
+        await dask_worker.register_again(self)
         self._closing = asyncio.create_task(self._leave_connections())
         for key in carried.keys(lost=True):
             # A head that knows nothing of it, such as one of an earlier version, does not say so.
@@ -205,7 +205,7 @@ class SlotWorker(Worker):  # type: ignore[misc]
     def _abandon(self, key: str, cancelled: bool = False, **_: object) -> None:
         """Ends the task *key*, for which nobody waits any more, where it runs; *cancelled*: or is about to."""
         carried.forget(key)
-        if dask_private.is_cancelled(self, key):
+        if dask_worker.is_cancelled(self, key):
             (cancellation.stop if cancelled else cancellation.abandon)(key)
 
     def replace(self) -> None:
@@ -223,7 +223,7 @@ class SlotWorker(Worker):  # type: ignore[misc]
             await asyncio.sleep(_DRAINED_S)
         self.periodic_callbacks["heartbeat"].stop()
         with contextlib.suppress(OSError):
-            await dask_private.unregister(self)
+            await dask_worker.unregister(self)
         await self.close(nanny=False, reason="skyinfra-replace")
 
     def drain(self, on: bool) -> dict[str, Any]:
@@ -237,7 +237,7 @@ class SlotWorker(Worker):  # type: ignore[misc]
         """
         self._drained = on
         self._set_service()
-        return {"running": dask_private.running(self), "kept": max(len(self.data), carried.kept())}
+        return {"running": dask_worker.running(self), "kept": max(len(self.data), carried.kept())}
 
     def _set_service(self) -> None:
         out = self._drained or self._fails is not None
@@ -246,7 +246,7 @@ class SlotWorker(Worker):  # type: ignore[misc]
         if self.status == now and not (out and carried.keys(lost=True)):
             self.status = wanted
         if self.status == Status.paused:
-            dask_private.give_back_waiting(self)
+            dask_worker.give_back_waiting(self)
 
     def fail(self, why: str, of_machine: bool, in_a_row: int) -> None:
         """Takes the slot, which has failed so many tasks in a row, out of service, before anybody hears of the task.
@@ -311,7 +311,7 @@ class _AbandonedTasks(WorkerPlugin):  # type: ignore[misc]
             carried.forget(str(key), lost=False)
 
     def _stop(self, key: Any) -> None:
-        if dask_private.is_cancelled(self._worker, key) and key not in carried.keys(lost=True):
+        if dask_worker.is_cancelled(self._worker, key) and key not in carried.keys(lost=True):
             cancellation.abandon(str(key))
 
 
@@ -390,7 +390,7 @@ def nanny(
 
     *group*: see `SlotWorker`.
     """
-    dask_private.lead_workers()
+    dask_worker.lead_workers()
     made = Nanny(
         scheduler,
         name=slot.slot,
@@ -410,7 +410,7 @@ def nanny(
         packages=packages,
         group=group,
     )
-    dask_private.on_exit(made, partial(_died, attempts.Watch(Path(env[NODE_DIRECTORY]), slot.worker, group)))
+    dask_worker.on_exit(made, partial(_died, attempts.Watch(Path(env[NODE_DIRECTORY]), slot.worker, group)))
     return made
 
 

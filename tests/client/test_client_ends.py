@@ -18,7 +18,7 @@ import pytest
 from support import python_path
 
 from skyinfra.client import Pool
-from skyinfra.engine import dask_private
+from skyinfra.engine import dask_client
 
 TASK = """
 import json, os, signal, sys, time
@@ -164,7 +164,7 @@ def test_a_client_that_connects_again_keeps_its_tasks(fleet, pool: Pool, tmp_pat
         connection.client.scheduler_comm.comm.abort()
 
     pool._fleet.loop.run(close())
-    wait_until(lambda: connection.alive and dask_private.client_stream(connection.client) is connection._prepared)
+    wait_until(lambda: connection.alive and dask_client.client_stream(connection.client) is connection._prepared)
 
     async def wait() -> None:
         await asyncio.sleep(7)  # longer than a client has to be back
@@ -185,4 +185,4 @@ def test_a_client_that_connects_again_keeps_its_tasks(fleet, pool: Pool, tmp_pat
     ],
 )
 def test_a_connection_that_broke_is_not_one_whose_client_ended(error: Exception | None, cut: bool) -> None:
-    assert dask_private.was_cut(SimpleNamespace(error=error)) is cut
+    assert dask_client.was_cut(SimpleNamespace(error=error)) is cut

@@ -21,6 +21,7 @@ TESTS = (
     "tests/client/test_client_forward.py",
     "tests/client/test_client_leaves_nothing.py",
     "tests/client/test_client_unsafe_answers.py",
+    "tests/engine/test_dask_comms.py",
     "tests/engine/test_dask_private.py",
     "tests/engine/test_handshakes.py",
     "tests/head/test_admission.py",

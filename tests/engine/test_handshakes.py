@@ -17,7 +17,7 @@ from distributed.comm import connect
 from local_fleets.running_node import OTHER_SECRET
 from local_fleets.tls_server import HOST, NEVER_S, PATIENCE_S, Fleet, ended, security, serving
 
-from skyinfra.engine import dask_private, handshakes, settings
+from skyinfra.engine import dask_comms, handshakes, settings
 
 # The first bytes of a ClientHello, and no more of it.
 HALF = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"
@@ -51,7 +51,7 @@ def test_an_unfinished_handshake_ends(says: bytes, monkeypatch: pytest.MonkeyPat
 def test_the_handshake_of_dask_ends_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """That with a peer that has the secret, and says nothing after the handshake of TLS."""
     limits(monkeypatch)
-    monkeypatch.setattr(dask_private, "GREETING_S", 0.2)
+    monkeypatch.setattr(dask_comms, "GREETING_S", 0.2)
     context = security().get_connection_args("client")["ssl_context"]
 
     async def test(fleet: Fleet) -> None:

@@ -17,7 +17,7 @@ import cloudpickle
 from distributed import Client
 
 from skyinfra.client import Pool, open_pool
-from skyinfra.engine import dask_private
+from skyinfra.engine import dask_client
 from skyinfra.engine.credentials import Credentials
 from skyinfra.head import start
 from skyinfra.mig import Placement
@@ -158,4 +158,4 @@ def on_slot(client: Client, slot: str, function: Callable[..., Any], *arguments:
 def send(client: Client, call: bytes, resources: dict[str, int]) -> Any:
     """The future of a task, sent as our client sends it: the head takes no other."""
     key = f"task-{uuid.uuid4().hex}"
-    return dask_private.send_task(client, key, Header(key, "task", topic="").dumps(), call, resources)
+    return dask_client.send_task(client, key, Header(key, "task", topic="").dumps(), call, resources)

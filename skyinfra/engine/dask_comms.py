@@ -1,21 +1,15 @@
-"""Every name of Dask that is not a public part of it, each with the reason for its use.
+"""What connections and messages have that is no public part of Dask, each with the reason for its use.
 
-`make test-all` runs the client's tests with the oldest and the newest version of `distributed` that pyproject.toml
-admits. Modules that only some processes need are imported where they are used: the process of a rank needs few.
+`dask_client`, `dask_scheduler` and `dask_worker` hold what is private to those; no other file uses such names. `make
+test-all` runs the client's tests with the oldest and the newest version of `distributed` that pyproject.toml admits.
+Modules that only some processes need are imported where they are used: the process of a rank needs few.
 """
 
 from __future__ import annotations
 
-import asyncio
-import collections
-import errno
-import functools
-import importlib
-import socket
 import ssl
 import struct
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextvars import ContextVar
 from ssl import SSLError
 from typing import TYPE_CHECKING, Any
@@ -36,7 +30,7 @@ from distributed.comm.tcp import (
 )
 from distributed.protocol import Serialized as Serialized
 from distributed.protocol.utils import msgpack_opts, unpack_frames
-from tornado.iostream import IOStream, SSLIOStream, StreamClosedError
+from tornado.iostream import SSLIOStream, StreamClosedError
 from tornado.tcpclient import TCPClient
 
 from skyinfra.engine import clock
@@ -44,306 +38,12 @@ from skyinfra.engine.handshakes import HANDSHAKES
 from skyinfra.engine.reverse_connections import Parked
 from skyinfra.engine.waiting import within
 from skyinfra.errors import FleetError, SkyinfraError, UnsafeAnswer
-from skyinfra.protocol import calls
 
 if TYPE_CHECKING:
-    from distributed import Client, Nanny, Scheduler, Worker
+    from distributed import Scheduler
 
-# Dask gathers messages for 2 to 10 ms, which is most of a short task's round trip.
-SEND_INTERVAL_S = 0.001
-# From that size on, a message refers to a call; smaller ones are copied into it.
-_LARGE_CALL = 1_000_000
-# Tasks that come within that long have the same priority, as those of Dask's own client.
-_FIFO_S = 0.1
-# Errors of a connection whose peer is not known to have ended.
-_CUT = frozenset((errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ENETUNREACH, errno.ENETDOWN))
 # What the peer of a new connection may take to say which compression it knows, as Dask does after TLS.
 GREETING_S = 30.0
-
-# Streams ------------------------------------------------------------------------------------------------------------
-
-
-def send_soon(stream: Any) -> None:
-    """Makes a stream of messages wait for 1 ms in place of up to 10 ms before it sends."""
-    stream.interval = SEND_INTERVAL_S
-
-
-def client_stream(client: Client) -> Any:
-    """Returns the stream to the head; another object after each reconnect, so that what was set for it is set again."""
-    return client.scheduler_comm
-
-
-def prepare_client(client: Client) -> None:
-    """Sets up the stream to the head."""
-    stream = client_stream(client)
-    send_soon(stream)
-    # The last thousand messages of up to 1 MB, kept for debugging.
-    stream.recent_message_log = collections.deque(maxlen=0)
-
-
-def send_task(
-    client: Client, key: str, header: bytes, call: bytes, resources: Mapping[str, int], waited: float = 0.0
-) -> Any:
-    """Sends a task as one message on the client's stream, which costs a quarter of a graph of one task; its future.
-
-    waited: for how many seconds the task did so before.
-    """
-    from distributed import Future
-
-    future = Future(key, client)
-    carried = without_copy(call) if len(call) > _LARGE_CALL else call
-    message = {"op": calls.TASK_MESSAGE, "key": key, "header": header, "call": carried, "resources": resources}
-    message["waited"] = waited
-    client._send_to_scheduler(message)
-    return future
-
-
-def was_cut(stream: Any) -> bool:
-    """Whether the connection of *stream*, which is closed, broke; one whose peer ended was closed by its machine."""
-    error = getattr(stream, "error", None)
-    return isinstance(error, OSError) and error.errno in _CUT
-
-
-async def run_on(client: Client, worker: str, function: Callable[..., object], *arguments: object) -> None:
-    """Runs *function* in the process of *worker*, as `Client.run` does, and does not read what it gives."""
-    from distributed.protocol.pickle import dumps
-
-    call = {"function": dumps(function), "args": dumps(arguments), "kwargs": dumps({})}
-    await client.scheduler.broadcast(
-        msg={"op": "run", "wait": True, **call}, workers=[worker], on_error="return_pickle"
-    )
-
-
-# Topics of events: Dask keeps the last thousand of each topic for ever ----------------------------------------------
-
-
-def has_listeners(scheduler: Scheduler, topic: str) -> bool:
-    """Returns whether a client listens to *topic*."""
-    found = scheduler._broker._topics.get(topic)
-    return found is not None and bool(found.subscribers)
-
-
-def unsubscribe(scheduler: Scheduler, client: str, prefix: str) -> list[str]:
-    """Makes *client* leave the topics that begin with *prefix*; forgets those without listeners, with their events.
-
-    Returns those that were forgotten.
-    """
-    forgotten = []
-    for topic in [topic for topic in scheduler._broker._topics if topic.startswith(prefix)]:
-        scheduler.unsubscribe_topic(topic, client)
-        if not has_listeners(scheduler, topic):
-            del scheduler._broker._topics[topic]
-            forgotten.append(topic)
-    return forgotten
-
-
-def drop_events(scheduler: Scheduler, topic: str) -> None:
-    """Forgets the events of *topic*."""
-    scheduler._broker.truncate(topic)
-
-
-# Tasks without a graph ----------------------------------------------------------------------------------------------
-
-
-def create_task(
-    scheduler: Scheduler,
-    client: str,
-    key: str,
-    call: tuple[Callable[..., object], bytes, bytes],
-    resources: object,
-    worker: str | None = None,
-) -> None:
-    """Makes the state of one task as `Scheduler.update_graph` does, without graph and thread.
-
-    worker: the address of the one that gets it while it is there.
-    """
-    from dask._task_spec import Task
-    from distributed.metrics import time
-
-    now = time()
-    scheduler._create_taskstate_from_graph(
-        start=now,
-        dsk={key: Task(key, *call)},
-        keys={key},
-        ordered={key: 0},
-        client=client,
-        annotations_by_type={},
-        global_annotations={"resources": resources, **_preferring(worker)},
-        stimulus_id=f"skyinfra-task-{now}",
-        submitting_task=None,
-        span_metadata={"collections": []},
-        fifo_timeout=_FIFO_S,
-    )
-
-
-def _preferring(worker: str | None) -> dict[str, object]:
-    return {} if worker is None else {"workers": [worker], "allow_other_workers": True}
-
-
-def release_task(scheduler: Scheduler, client: str, key: str) -> None:
-    """Notes that *client*, which is none but by its name, does not want the task *key* any more."""
-    if client in scheduler.clients:
-        scheduler.client_releases_keys(keys=[key], client=client)
-
-
-def keep_no_spans(scheduler: Scheduler) -> None:
-    """Replaces the record of what ran together, for the dashboard: it never forgets a task, and nobody reads it."""
-    from distributed.spans import SpansSchedulerExtension
-
-    class NoSpans(SpansSchedulerExtension):  # type: ignore[misc]
-        def observe_tasks(self, *_: object, **__: object) -> dict[str, dict[str, object]]:
-            return {}
-
-        def heartbeat(self, *_: object) -> None:
-            pass
-
-    scheduler.extensions["spans"] = NoSpans(scheduler)
-
-
-# Tasks on a worker --------------------------------------------------------------------------------------------------
-
-
-def give_back_waiting(worker: Worker) -> None:
-    """Makes the scheduler place the tasks anew that *worker* was given and has not started."""
-    from distributed.worker_state_machine import READY, CancelComputeEvent
-
-    for key in [task.key for task in worker.state.tasks.values() if task.state in READY]:
-        # Ordered: by the time the scheduler places the task anew, it knows that this worker is paused.
-        stimulus = f"drain-{time.time()}"
-        worker.handle_stimulus(CancelComputeEvent(key=key, stimulus_id=stimulus))
-        worker.batched_send({"op": "reschedule", "key": key, "worker": worker.address, "stimulus_id": stimulus})
-
-
-def running(worker: Worker) -> list[str]:
-    """Returns the keys of the tasks that have started on *worker*, those that were cancelled and still run included."""
-    return sorted(str(task.key) for task in worker.state.all_running_tasks)
-
-
-def on_exit(nanny: Nanny, on_exit_code: Callable[[int], object]) -> None:
-    """Calls *on_exit_code* with that of each worker process of *nanny*, negative for a signal, before the next one."""
-    before = nanny._on_worker_exit_sync
-
-    def ended(code: int) -> None:
-        on_exit_code(code)
-        before(code)
-
-    nanny._on_worker_exit_sync = ended
-
-
-def of_present_run(worker: Worker, event: Any) -> Any:
-    """Returns the *event* of an execution that ended as that of the run for which the scheduler waits.
-
-    The scheduler may have forgotten the task while it ran, and have asked for it again; or it may be another one.
-    """
-    task = worker.state.tasks.get(event.key)
-    if task is not None and hasattr(event, "run_id"):
-        event.run_id = task.run_id
-    return event
-
-
-# Why Dask closes a worker that has lost its scheduler.
-LOST = ("scheduler-close", "worker-handle-scheduler-connection-broken", "worker-heartbeat-missing")
-# After a scheduler that still takes this worker to be connected.
-_TAKEN_S = 0.5
-
-
-class _Unseen(dict[Any, Any]):
-    """The tasks of a worker, of which Dask sees none while it registers: it registers none that has some."""
-
-    def __bool__(self) -> bool:
-        return False
-
-
-def lose_scheduler(worker: Worker) -> None:
-    """Makes *worker* forget what its scheduler wanted, which is gone; a task that runs goes on."""
-    from distributed.batched import BatchedSend
-    from distributed.worker_state_machine import FreeKeysEvent
-
-    worker.batched_stream.abort()
-    worker.batched_stream = BatchedSend(interval="2ms", loop=worker.loop)
-    worker.handle_stimulus(FreeKeysEvent(keys=list(worker.state.tasks), stimulus_id=f"lost-{time.monotonic()}"))
-
-
-async def register_again(worker: Worker) -> None:
-    """Registers *worker* with the next scheduler at the address of the one that it has lost, however late that comes.
-
-    A task that still runs is one that Dask takes to be cancelled; when the scheduler asks for it, it is taken back.
-    """
-    worker.state.tasks = _Unseen(worker.state.tasks)
-    try:
-        while True:
-            try:
-                await worker._register_with_scheduler()
-                return
-            except ValueError:
-                await asyncio.sleep(_TAKEN_S)
-    finally:
-        worker.state.tasks = dict(worker.state.tasks)
-
-
-def is_cancelled(worker: Worker, key: object) -> bool:
-    """Returns whether the scheduler has forgotten the task *key*, which still runs on *worker*."""
-    task = worker.state.tasks.get(key)
-    return task is not None and task.state == "cancelled"
-
-
-async def unregister(worker: Worker) -> None:
-    """Makes the scheduler forget *worker*, which blames no task for it: it places those anew that have not started."""
-    stimulus = f"replace-{time.time()}"
-    await worker.scheduler.unregister(address=worker.address, stimulus_id=stimulus, expected=True, close=False)
-
-
-# The main thread of a worker ----------------------------------------------------------------------------------------
-
-
-class _Led(distributed.nanny.WorkerProcess):  # type: ignore[misc]
-    """The process of a worker, in the main thread of which its class does the first step."""
-
-    @classmethod
-    def _run(cls, **arguments: Any) -> None:
-        arguments["worker_factory"].func.lead(functools.partial(super()._run, **arguments))
-
-
-def lead_workers() -> None:
-    """Makes the Nannies of this process call ``lead(run)`` of the class of their worker in the main thread of its
-    process. *run* is Dask's side: it ends with the worker, and runs in any thread."""
-    distributed.nanny.WorkerProcess = _Led
-
-
-# The dashboard ------------------------------------------------------------------------------------------------------
-
-# Clients listen on the loopback of their machines, at any port.
-_ORIGINS = ("127.0.0.1:*", "localhost:*")
-
-
-class Pages:
-    """The dashboard of *scheduler*, which needs bokeh. It listens nowhere: a connection is a pair of sockets."""
-
-    def __init__(self, scheduler: Scheduler) -> None:
-        from distributed.http.routing import RoutingApplication
-        from tornado.httpserver import HTTPServer
-
-        pages: Any = importlib.import_module("distributed.dashboard.scheduler")
-        # Not that of the scheduler, which has a port of the loopback.
-        self._application = RoutingApplication([])
-        pages.connect(self._application, scheduler.http_server, scheduler, prefix="")
-        for each in self._application.applications:
-            each.websocket_origins.clear()
-            each.websocket_origins.update(_ORIGINS)
-        self._server = HTTPServer(self._application)
-
-    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Opens a connection to it."""
-        ours, theirs = socket.socketpair()
-        theirs.setblocking(False)
-        self._server.handle_stream(IOStream(theirs), ("", 0))
-        return await asyncio.open_connection(sock=ours)
-
-    def close(self) -> None:
-        """Ends what draws it. Its connections have been closed."""
-        for each in self._application.applications:
-            each.stop()
-
 
 # Messages -----------------------------------------------------------------------------------------------------------
 

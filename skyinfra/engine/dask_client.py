@@ -1,0 +1,72 @@
+"""What a client and the streams of messages have that is no public part of Dask, each with the reason for its use."""
+
+from __future__ import annotations
+
+import collections
+import errno
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from skyinfra.engine.dask_comms import without_copy
+from skyinfra.protocol import calls
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+# Dask gathers messages for 2 to 10 ms, which is most of a short task's round trip.
+SEND_INTERVAL_S = 0.001
+# From that size on, a message refers to a call; smaller ones are copied into it.
+_LARGE_CALL = 1_000_000
+# Errors of a connection whose peer is not known to have ended.
+_CUT = frozenset((errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ENETUNREACH, errno.ENETDOWN))
+
+
+def send_soon(stream: Any) -> None:
+    """Makes a stream of messages wait for 1 ms in place of up to 10 ms before it sends."""
+    stream.interval = SEND_INTERVAL_S
+
+
+def client_stream(client: Client) -> Any:
+    """Returns the stream to the head; another object after each reconnect, so that what was set for it is set again."""
+    return client.scheduler_comm
+
+
+def prepare_client(client: Client) -> None:
+    """Sets up the stream to the head."""
+    stream = client_stream(client)
+    send_soon(stream)
+    # The last thousand messages of up to 1 MB, kept for debugging.
+    stream.recent_message_log = collections.deque(maxlen=0)
+
+
+def send_task(
+    client: Client, key: str, header: bytes, call: bytes, resources: Mapping[str, int], waited: float = 0.0
+) -> Any:
+    """Sends a task as one message on the client's stream, which costs a quarter of a graph of one task; its future.
+
+    waited: for how many seconds the task did so before.
+    """
+    from distributed import Future
+
+    future = Future(key, client)
+    carried = without_copy(call) if len(call) > _LARGE_CALL else call
+    message = {"op": calls.TASK_MESSAGE, "key": key, "header": header, "call": carried, "resources": resources}
+    message["waited"] = waited
+    client._send_to_scheduler(message)
+    return future
+
+
+def was_cut(stream: Any) -> bool:
+    """Whether the connection of *stream*, which is closed, broke; one whose peer ended was closed by its machine."""
+    error = getattr(stream, "error", None)
+    return isinstance(error, OSError) and error.errno in _CUT
+
+
+async def run_on(client: Client, worker: str, function: Callable[..., object], *arguments: object) -> None:
+    """Runs *function* in the process of *worker*, as `Client.run` does, and does not read what it gives."""
+    from distributed.protocol.pickle import dumps
+
+    call = {"function": dumps(function), "args": dumps(arguments), "kwargs": dumps({})}
+    await client.scheduler.broadcast(
+        msg={"op": "run", "wait": True, **call}, workers=[worker], on_error="return_pickle"
+    )

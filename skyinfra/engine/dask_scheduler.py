@@ -1,0 +1,131 @@
+"""What the scheduler and its dashboard have that is no public part of Dask, each with the reason for its use."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import socket
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from tornado.iostream import IOStream
+
+if TYPE_CHECKING:
+    from distributed import Scheduler
+
+# Tasks that come within that long have the same priority, as those of Dask's own client.
+_FIFO_S = 0.1
+# Clients listen on the loopback of their machines, at any port.
+_ORIGINS = ("127.0.0.1:*", "localhost:*")
+
+
+# Dask keeps the last thousand events of each topic for ever.
+
+
+def has_listeners(scheduler: Scheduler, topic: str) -> bool:
+    """Returns whether a client listens to *topic*."""
+    found = scheduler._broker._topics.get(topic)
+    return found is not None and bool(found.subscribers)
+
+
+def unsubscribe(scheduler: Scheduler, client: str, prefix: str) -> list[str]:
+    """Makes *client* leave the topics that begin with *prefix*; forgets those without listeners, with their events.
+
+    Returns those that were forgotten.
+    """
+    forgotten = []
+    for topic in [topic for topic in scheduler._broker._topics if topic.startswith(prefix)]:
+        scheduler.unsubscribe_topic(topic, client)
+        if not has_listeners(scheduler, topic):
+            del scheduler._broker._topics[topic]
+            forgotten.append(topic)
+    return forgotten
+
+
+def drop_events(scheduler: Scheduler, topic: str) -> None:
+    """Forgets the events of *topic*."""
+    scheduler._broker.truncate(topic)
+
+
+def create_task(
+    scheduler: Scheduler,
+    client: str,
+    key: str,
+    call: tuple[Callable[..., object], bytes, bytes],
+    resources: object,
+    worker: str | None = None,
+) -> None:
+    """Makes the state of one task as `Scheduler.update_graph` does, without graph and thread.
+
+    worker: the address of the one that gets it while it is there.
+    """
+    from dask._task_spec import Task
+    from distributed.metrics import time
+
+    now = time()
+    scheduler._create_taskstate_from_graph(
+        start=now,
+        dsk={key: Task(key, *call)},
+        keys={key},
+        ordered={key: 0},
+        client=client,
+        annotations_by_type={},
+        global_annotations={"resources": resources, **_preferring(worker)},
+        stimulus_id=f"skyinfra-task-{now}",
+        submitting_task=None,
+        span_metadata={"collections": []},
+        fifo_timeout=_FIFO_S,
+    )
+
+
+def _preferring(worker: str | None) -> dict[str, object]:
+    return {} if worker is None else {"workers": [worker], "allow_other_workers": True}
+
+
+def release_task(scheduler: Scheduler, client: str, key: str) -> None:
+    """Notes that *client*, which is none but by its name, does not want the task *key* any more."""
+    if client in scheduler.clients:
+        scheduler.client_releases_keys(keys=[key], client=client)
+
+
+def keep_no_spans(scheduler: Scheduler) -> None:
+    """Replaces the record of what ran together, for the dashboard: it never forgets a task, and nobody reads it."""
+    from distributed.spans import SpansSchedulerExtension
+
+    class NoSpans(SpansSchedulerExtension):  # type: ignore[misc]
+        def observe_tasks(self, *_: object, **__: object) -> dict[str, dict[str, object]]:
+            return {}
+
+        def heartbeat(self, *_: object) -> None:
+            pass
+
+    scheduler.extensions["spans"] = NoSpans(scheduler)
+
+
+class Pages:
+    """The dashboard of *scheduler*, which needs bokeh. It listens nowhere: a connection is a pair of sockets."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        from distributed.http.routing import RoutingApplication
+        from tornado.httpserver import HTTPServer
+
+        pages: Any = importlib.import_module("distributed.dashboard.scheduler")
+        # Not that of the scheduler, which has a port of the loopback.
+        self._application = RoutingApplication([])
+        pages.connect(self._application, scheduler.http_server, scheduler, prefix="")
+        for each in self._application.applications:
+            each.websocket_origins.clear()
+            each.websocket_origins.update(_ORIGINS)
+        self._server = HTTPServer(self._application)
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Opens a connection to it."""
+        ours, theirs = socket.socketpair()
+        theirs.setblocking(False)
+        self._server.handle_stream(IOStream(theirs), ("", 0))
+        return await asyncio.open_connection(sock=ours)
+
+    def close(self) -> None:
+        """Ends what draws it. Its connections have been closed."""
+        for each in self._application.applications:
+            each.stop()
