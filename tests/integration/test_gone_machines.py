@@ -6,47 +6,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cloud_modules.droplets import PROVIDER, REQUIRED, droplets
 from mock_provider.bed import Bed, served
 
 from skyinfra.deploy.apply import planned
 from skyinfra.errors import WrongAccount
 from skyinfra.terraform.synthesized import SynthesizedStack
 
-REQUIRED = """
-terraform {
-  required_providers {
-    digitalocean = { source = "registry.terraform.io/digitalocean/digitalocean" }
-  }
-}
-"""
-ROOT = (
-    REQUIRED
-    + """
-provider "digitalocean" {
-  token = "t"
-}
-module "train" {
+ROOT = f"""
+{REQUIRED}
+{PROVIDER}
+module "train" {{
   source = "./train"
-}
+}}
 """
-)
-MODULE = (
-    REQUIRED
-    + """
-resource "digitalocean_vpc" "this" {
-  name   = "train"
-  region = "tor1"
-}
-resource "digitalocean_droplet" "node" {
-  count    = 2
-  name     = "train-${count.index}"
-  image    = "gpu-h100x8-base"
-  region   = "tor1"
-  size     = "gpu-h100x1-80gb"
-  vpc_uuid = digitalocean_vpc.this.id
-}
-"""
-)
 
 
 @pytest.fixture
@@ -55,7 +28,7 @@ def bed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bed]:
         (made.folder / "stacks" / "fleet" / "train").mkdir(parents=True)
         made.folder = made.folder / "stacks" / "fleet"
         made.write(ROOT)
-        made.write(MODULE, "train/main.tf")
+        made.write(REQUIRED + droplets(), "train/main.tf")
         made.run("init", "-no-color")
         made.apply()
         for name in ("TF_CLI_CONFIG_FILE", "TF_REATTACH_PROVIDERS"):

@@ -9,41 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from cloud_modules.droplets import PROVIDER, REQUIRED, droplets
 from mock_provider.bed import Bed, served
 from mock_provider.schema import SCHEMAS, Schema
 from mock_provider.world import Failure
 
 from tools import provider_schema
 
-HEAD = """
-terraform {
-  required_providers {
-    digitalocean = { source = "registry.terraform.io/digitalocean/digitalocean" }
-  }
-}
-provider "digitalocean" {
-  token = "t"
-}
-"""
+HEAD = REQUIRED + PROVIDER
 DROPLETS = (
     HEAD
+    + droplets('  user_data = "first"\n  timeouts {\n    delete = "10m"\n  }\n')
     + """
-resource "digitalocean_vpc" "this" {
-  name   = "train"
-  region = "tor1"
-}
-resource "digitalocean_droplet" "node" {
-  count     = 2
-  name      = "train-${count.index}"
-  image     = "gpu-h100x8-base"
-  region    = "tor1"
-  size      = "gpu-h100x1-80gb"
-  vpc_uuid  = digitalocean_vpc.this.id
-  user_data = "first"
-  timeouts {
-    delete = "10m"
-  }
-}
 resource "digitalocean_firewall" "this" {
   name        = "train"
   droplet_ids = digitalocean_droplet.node[*].id

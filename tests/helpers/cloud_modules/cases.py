@@ -76,6 +76,17 @@ def root(case: ModuleCase, **inputs: Any) -> str:
     )
 
 
+_MADE_OF = {"user_data_revision": "1", "versions": {"python": "3.12", "requirements": ["cloudpickle==3.1.2"]}}
+# Of clouds that have a place for the layout, and read cloud-config.
+_DATA = "#cloud-config\n# @SKYINFRA_NODE@ @SKYINFRA_HEAD@ @SKYINFRA_BUCKET@/secret"
+_CLOUD_CONFIG = {
+    "user_data_head": f"{_DATA} @SKYINFRA_VOLUME@\n",
+    "user_data_worker": f"{_DATA}\n",
+    "layout": "a",
+    **_MADE_OF,
+}
+_OTHER_LAYOUT = {"layout": "b", **dict.fromkeys(("user_data_head", "user_data_worker"), "#cloud-config\n# b\n")}
+
 # modules/aws
 
 
@@ -96,21 +107,15 @@ def aws_answers(world: World) -> None:
         world.answer("data.aws_subnet", {"vpc_id": "vpc-mine", "availability_zone": zone}, where={"id": subnet})
 
 
-_AWS_DATA = "#cloud-config\n# @SKYINFRA_NODE@ @SKYINFRA_HEAD@ @SKYINFRA_BUCKET@/secret"
-
 AWS = ModuleCase(
     name="aws",
     mock=("aws",),
     providers={"aws": {"region": "us-east-1"}},
     inputs={
         "machine_types": ["g5.xlarge"],
-        "user_data_head": f"{_AWS_DATA} @SKYINFRA_VOLUME@\n",
-        "user_data_worker": f"{_AWS_DATA}\n",
-        "user_data_revision": "1",
-        "versions": {"python": "3.12", "requirements": ["cloudpickle==3.1.2"]},
-        "layout": "a",
+        **_CLOUD_CONFIG,
     },
-    layout={"layout": "b", "user_data_head": "#cloud-config\n# b\n", "user_data_worker": "#cloud-config\n# b\n"},
+    layout=_OTHER_LAYOUT,
     nodes=r"aws_instance\.",
     answers=aws_answers,
 )
@@ -145,8 +150,6 @@ def of_project(world: World, project: str) -> None:
         world.answer(kind, {"project": project})
 
 
-_GCP_DATA = "#cloud-config\n# @SKYINFRA_NODE@ @SKYINFRA_HEAD@ @SKYINFRA_BUCKET@/secret"
-
 GCP = ModuleCase(
     name="gcp",
     # But slices of TPUs.
@@ -155,13 +158,9 @@ GCP = ModuleCase(
     providers={"google": {"project": "p", "region": "us-central1"}},
     inputs={
         "machine_types": ["a2-highgpu-1g"],
-        "user_data_head": f"{_GCP_DATA} @SKYINFRA_VOLUME@\n",
-        "user_data_worker": f"{_GCP_DATA}\n",
-        "user_data_revision": "1",
-        "versions": {"python": "3.12", "requirements": ["cloudpickle==3.1.2"]},
-        "layout": "a",
+        **_CLOUD_CONFIG,
     },
-    layout={"layout": "b", "user_data_head": "#cloud-config\n# b\n", "user_data_worker": "#cloud-config\n# b\n"},
+    layout=_OTHER_LAYOUT,
     nodes=r"module\.google\.google_compute_instance\.",
     answers=gcp_answers,
 )
@@ -217,8 +216,7 @@ def over_ssh(name: str, answers: Callable[[World], None] = nothing, **given: Any
     providers, as in tests/clouds."""
     common = {
         **_script("a"),
-        "user_data_revision": "1",
-        "versions": {"python": "3.12", "requirements": ["cloudpickle==3.1.2"]},
+        **_MADE_OF,
         "ssh_public_key": PUBLIC_KEY,
         **given["inputs"],
     }
@@ -258,6 +256,8 @@ def access(kind: str) -> Inputs:
 
 
 _SCRIPT = "#!/bin/sh\n# @SKYINFRA_NODE@ @SKYINFRA_BUCKET@/secret"
+_STARTED = {"user_data_head": f"{_SCRIPT}\n", "user_data_worker": f"{_SCRIPT} @SKYINFRA_HEAD@\n", **_MADE_OF}
+_OTHER_START = dict.fromkeys(("user_data_head", "user_data_worker"), f"{_SCRIPT} b\n")
 
 RUNPOD = ModuleCase(
     name="runpod",
@@ -265,13 +265,10 @@ RUNPOD = ModuleCase(
     providers={"runpod": {}},
     inputs={
         "machine_types": ["2x NVIDIA GeForce RTX 4090 (secure)"],
-        "user_data_head": f"{_SCRIPT}\n",
-        "user_data_worker": f"{_SCRIPT} @SKYINFRA_HEAD@\n",
-        "user_data_revision": "1",
-        "versions": {"python": "3.12", "requirements": ["cloudpickle==3.1.2"]},
+        **_STARTED,
     },
     layouts=False,
-    layout={"user_data_head": f"{_SCRIPT} b\n", "user_data_worker": f"{_SCRIPT} b\n"},
+    layout=_OTHER_START,
     nodes=r"runpod_pod\.",
     api=marketplaces.runpod,
 )
@@ -319,17 +316,14 @@ VASTAI = ModuleCase(
     providers={"vastai": {}},
     inputs={
         "machine_types": ["2x-RTX_4090-32-65536"],
-        "user_data_head": f"{_SCRIPT}\n",
-        "user_data_worker": f"{_SCRIPT} @SKYINFRA_HEAD@\n",
-        "user_data_revision": "1",
-        "versions": {"python": "3.12", "requirements": ["cloudpickle==3.1.2"]},
+        **_STARTED,
         "min_vcpus": 8,
         "min_memory_gb": 32,
         "min_cuda": "12.4",
         "countries": ["SE"],
     },
     layouts=False,
-    layout={"user_data_head": f"{_SCRIPT} b\n", "user_data_worker": f"{_SCRIPT} b\n"},
+    layout=_OTHER_START,
     nodes=r"vastai_instance\.",
     answers=vastai_answers,
     api=marketplaces.vastai,
