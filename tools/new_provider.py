@@ -134,10 +134,6 @@ _MAIN = """terraform {{
   }}
 }}
 
-locals {{
-  names = [for index in range(var.node_count) : "${{var.name}}-${{index}}"]
-}}
-
 # The fleet secret; ../core says why it is made so.
 resource "terraform_data" "secret" {{
   triggers_replace = sensitive("${{uuid()}}${{uuid()}}")
@@ -149,7 +145,7 @@ resource "terraform_data" "secret" {{
 
 # The host key of each machine.
 resource "tls_private_key" "host" {{
-  for_each  = toset(local.names)
+  for_each  = module.hosts.names.nodes
   algorithm = "ED25519"
 }}
 
@@ -157,7 +153,6 @@ module "hosts" {{
   source = "../hosts"
   kind   = "{kind}"
   secret = terraform_data.secret
-  nodes  = local.names
   zone   = var.region
   ids    = {{ for node, instance in {kind}_instance.node : node => instance.id }}
   machines = {{
@@ -192,9 +187,9 @@ resource "{kind}_ssh_key" "login" {{
 }}
 
 resource "{kind}_instance" "node" {{
-  for_each = toset(local.names)
+  for_each = module.hosts.names.nodes
 
-  name      = module.hosts.names.nodes[each.key]
+  name      = each.value
   region    = var.region
   type      = var.machine_types[0]
   image     = var.image

@@ -1,11 +1,9 @@
 locals {
-  names = [for index in range(var.node_count) : "${var.name}-${index}"]
-
   tags = merge(var.labels, { "skyinfra-stack" = var.stack, "skyinfra-pool" = var.name })
   user = "ubuntu"
   # Of the subnet Azure keeps the first four. A head that is made anew has the address that its workers know.
   subnet = "10.0.0.0/20"
-  inside = { for index, node in local.names : node => cidrhost(local.subnet, 4 + index) }
+  inside = { for index in range(var.node_count) : "${var.name}-${index}" => cidrhost(local.subnet, 4 + index) }
 
   resource_group = var.resource_group == null ? azurerm_resource_group.pool[0].name : var.resource_group
   # PUBLISHER:OFFER:SKU:VERSION, or the id of an image.
@@ -23,7 +21,7 @@ resource "terraform_data" "secret" {
 
 # The host key of each machine.
 resource "tls_private_key" "host" {
-  for_each  = toset(local.names)
+  for_each  = module.hosts.names.nodes
   algorithm = "ED25519"
 }
 
@@ -31,8 +29,7 @@ module "hosts" {
   source  = "../hosts"
   kind    = "azure"
   secret  = terraform_data.secret
-  nodes   = local.names
-  account = try(split("/", azurerm_linux_virtual_machine.node[local.names[0]].id)[2], null)
+  account = try(split("/", azurerm_linux_virtual_machine.node["${var.name}-0"].id)[2], null)
   zone    = coalesce(var.zone, var.region)
   ids     = { for node, machine in azurerm_linux_virtual_machine.node : node => machine.virtual_machine_id }
   machines = {
@@ -128,9 +125,9 @@ resource "azurerm_subnet_network_security_group_association" "pool" {
 }
 
 resource "azurerm_public_ip" "node" {
-  for_each = toset(local.names)
+  for_each = module.hosts.names.nodes
 
-  name                = module.hosts.names.nodes[each.key]
+  name                = each.value
   location            = var.region
   resource_group_name = local.resource_group
   allocation_method   = "Static"
@@ -143,9 +140,9 @@ resource "azurerm_public_ip" "node" {
 }
 
 resource "azurerm_network_interface" "node" {
-  for_each = toset(local.names)
+  for_each = module.hosts.names.nodes
 
-  name                           = module.hosts.names.nodes[each.key]
+  name                           = each.value
   location                       = var.region
   resource_group_name            = local.resource_group
   accelerated_networking_enabled = var.accelerated_networking
@@ -191,9 +188,9 @@ resource "terraform_data" "machine" {
 }
 
 resource "azurerm_linux_virtual_machine" "node" {
-  for_each = toset(local.names)
+  for_each = module.hosts.names.nodes
 
-  name                  = module.hosts.names.nodes[each.key]
+  name                  = each.value
   computer_name         = each.key
   location              = var.region
   resource_group_name   = local.resource_group

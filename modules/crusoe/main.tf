@@ -1,6 +1,4 @@
 locals {
-  names = [for index in range(var.node_count) : "${var.name}-${index}"]
-
   cidr = "10.84.0.0/16"
 
   # InfiniBand networks of the location that have machines of the type, those with room for the nodes first.
@@ -30,7 +28,7 @@ resource "terraform_data" "secret" {
 
 # The host key of each machine.
 resource "tls_private_key" "host" {
-  for_each  = toset(local.names)
+  for_each  = module.hosts.names.nodes
   algorithm = "ED25519"
 }
 
@@ -38,8 +36,7 @@ module "hosts" {
   source  = "../hosts"
   kind    = "crusoe"
   secret  = terraform_data.secret
-  nodes   = local.names
-  account = crusoe_compute_instance.node[local.names[0]].project_id
+  account = crusoe_compute_instance.node["${var.name}-0"].project_id
   zone    = var.region
   ids     = { for node, instance in crusoe_compute_instance.node : node => instance.id }
   machines = {
@@ -155,9 +152,9 @@ resource "crusoe_ib_partition" "pool" {
 }
 
 resource "crusoe_compute_instance" "node" {
-  for_each = toset(local.names)
+  for_each = module.hosts.names.nodes
 
-  name     = module.hosts.names.nodes[each.key]
+  name     = each.value
   type     = var.machine_types[0]
   image    = var.image
   location = var.region

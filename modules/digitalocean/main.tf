@@ -1,6 +1,4 @@
 locals {
-  names = [for index in range(var.node_count) : "${var.name}-${index}"]
-
   # The tag by which the firewall holds for a droplet from its first moment on.
   tags = concat([digitalocean_tag.pool.name], [for key, value in var.labels : "${key}:${value}"])
 }
@@ -16,7 +14,7 @@ resource "terraform_data" "secret" {
 
 # The host key of each machine.
 resource "tls_private_key" "host" {
-  for_each  = toset(local.names)
+  for_each  = module.hosts.names.nodes
   algorithm = "ED25519"
 }
 
@@ -24,7 +22,6 @@ module "hosts" {
   source = "../hosts"
   kind   = "digitalocean"
   secret = terraform_data.secret
-  nodes  = local.names
   zone   = var.region
   ids    = { for node, droplet in digitalocean_droplet.node : node => droplet.id }
   machines = {
@@ -144,7 +141,7 @@ resource "terraform_data" "size" {
 }
 
 resource "digitalocean_droplet" "node" {
-  for_each = toset(local.names)
+  for_each = module.hosts.names.nodes
 
   name               = each.key
   region             = var.region

@@ -9,8 +9,9 @@ module "core" {
 }
 
 locals {
-  head = var.nodes[0]
-  ids  = merge(var.ids, { for node, host in terraform_data.node : node => host.id })
+  nodes = var.nodes == null ? [for index in range(var.pool.node_count) : "${var.pool.name}-${index}"] : var.nodes
+  head  = local.nodes[0]
+  ids   = merge(var.ids, { for node, host in terraform_data.node : node => host.id })
 
   connections = {
     for node, machine in var.machines : node => merge(length(machine.hops) == 0 ? {} : {
@@ -62,7 +63,7 @@ locals {
       port    = var.pool.scheduler_port
     }
     nodes = [
-      for node in var.nodes : {
+      for node in local.nodes : {
         name           = node
         id             = local.ids[node]
         address        = local.inside[node]
@@ -96,7 +97,7 @@ resource "terraform_data" "fleet" {}
 # A host that stands already. Destroying it gives the machine back. It is made by other resources (`head`, `worker`): what
 # Terraform could not create whole it does not destroy by its program either.
 resource "terraform_data" "node" {
-  for_each = toset(var.give_back ? var.nodes : [])
+  for_each = toset(var.give_back ? local.nodes : [])
 
   input = {
     connection = local.connections[each.key]
@@ -148,7 +149,7 @@ resource "terraform_data" "head" {
 }
 
 resource "terraform_data" "worker" {
-  for_each = setsubtract(var.nodes, [local.head])
+  for_each = setsubtract(local.nodes, [local.head])
 
   input = each.key
   triggers_replace = [
@@ -206,7 +207,7 @@ resource "terraform_data" "layout" {
 }
 
 resource "terraform_data" "worker_layout" {
-  for_each = setsubtract(var.nodes, [local.head])
+  for_each = setsubtract(local.nodes, [local.head])
 
   triggers_replace = [terraform_data.worker[each.key].id, sha256(var.pool.user_data_worker)]
 

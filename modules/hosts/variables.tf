@@ -76,8 +76,9 @@ variable "secret" {
 }
 
 variable "nodes" {
-  description = "The names of the nodes, the head first."
+  description = "The names of the nodes, the head first. Null numbers them."
   type        = list(string)
+  default     = null
 }
 
 variable "zone" {

@@ -1,6 +1,4 @@
 locals {
-  names = [for index in range(var.node_count) : "${var.name}-${index}"]
-
   # The firewall is that of the account, and lets in port 22 alone unless somebody opens another one.
   open = [
     for rule in data.lambdalabs_firewall.account.rules : rule
@@ -21,7 +19,6 @@ module "hosts" {
   source = "../hosts"
   kind   = "lambda"
   secret = terraform_data.secret
-  nodes  = local.names
   zone   = var.region
   ids    = { for node, instance in lambdalabs_instance.node : node => instance.id }
   machines = {
@@ -73,7 +70,7 @@ resource "terraform_data" "machine" {
 }
 
 resource "lambdalabs_instance" "node" {
-  for_each = toset(local.names)
+  for_each = module.hosts.names.nodes
 
   name               = each.key
   region_name        = var.region

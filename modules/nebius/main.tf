@@ -1,6 +1,4 @@
 locals {
-  names = [for index in range(var.node_count) : "${var.name}-${index}"]
-
   # Addresses come with the length of their prefix.
   addresses = {
     for node, instance in nebius_compute_v1_instance.node : node => {
@@ -22,7 +20,7 @@ resource "terraform_data" "secret" {
 
 # The host key of each machine.
 resource "tls_private_key" "host" {
-  for_each  = toset(local.names)
+  for_each  = module.hosts.names.nodes
   algorithm = "ED25519"
 }
 
@@ -30,7 +28,6 @@ module "hosts" {
   source  = "../hosts"
   kind    = "nebius"
   secret  = terraform_data.secret
-  nodes   = local.names
   account = var.project_id
   zone    = var.region
   ids     = { for node, instance in nebius_compute_v1_instance.node : node => instance.id }
@@ -153,10 +150,10 @@ resource "nebius_compute_v1_gpu_cluster" "pool" {
 }
 
 resource "nebius_compute_v1_instance" "node" {
-  for_each = toset(local.names)
+  for_each = module.hosts.names.nodes
 
   parent_id = var.project_id
-  name      = module.hosts.names.nodes[each.key]
+  name      = each.value
   hostname  = each.key
   labels    = var.labels
 
@@ -169,7 +166,7 @@ resource "nebius_compute_v1_instance" "node" {
   boot_disk = {
     attach_mode = "READ_WRITE"
     managed_disk = {
-      name = module.hosts.names.nodes[each.key]
+      name = each.value
       spec = {
         type                = "NETWORK_SSD"
         size_gibibytes      = var.disk_gb == 0 ? 100 : var.disk_gb

@@ -1,6 +1,4 @@
 locals {
-  names = [for index in range(var.node_count) : "${var.name}-${index}"]
-
   shape = split("/", var.machine_types[0])
 }
 
@@ -15,7 +13,7 @@ resource "terraform_data" "secret" {
 
 # The host key of each machine.
 resource "tls_private_key" "host" {
-  for_each  = toset(local.names)
+  for_each  = module.hosts.names.nodes
   algorithm = "ED25519"
 }
 
@@ -38,7 +36,6 @@ module "hosts" {
   source  = "../hosts"
   kind    = "oci"
   secret  = terraform_data.secret
-  nodes   = local.names
   account = var.compartment_id
   zone    = var.availability_domain
   ids     = { for node, instance in oci_core_instance.node : node => instance.id }
@@ -198,11 +195,11 @@ resource "oci_core_compute_cluster" "pool" {
 }
 
 resource "oci_core_instance" "node" {
-  for_each = toset(local.names)
+  for_each = module.hosts.names.nodes
 
   compartment_id      = var.compartment_id
   availability_domain = var.availability_domain
-  display_name        = module.hosts.names.nodes[each.key]
+  display_name        = each.value
   shape               = local.shape[0]
   freeform_tags       = var.labels
   metadata = {

@@ -21,7 +21,6 @@ module "hosts" {
   source  = "../hosts"
   kind    = "scaleway"
   secret  = terraform_data.secret
-  nodes   = local.names
   account = scaleway_instance_server.node[local.names[0]].project_id
   zone    = var.region
   ids     = { for node, server in scaleway_instance_server.node : node => server.id }

@@ -1,6 +1,4 @@
 locals {
-  names = [for index in range(var.node_count) : "${var.name}-${index}"]
-
   disk_gb = var.disk_gb == 0 ? 100 : var.disk_gb
 }
 
@@ -15,7 +13,7 @@ resource "terraform_data" "secret" {
 
 # The host key of each machine.
 resource "tls_private_key" "host" {
-  for_each  = toset(local.names)
+  for_each  = module.hosts.names.nodes
   algorithm = "ED25519"
 }
 
@@ -23,7 +21,6 @@ module "hosts" {
   source = "../hosts"
   kind   = "verda"
   secret = terraform_data.secret
-  nodes  = local.names
   zone   = var.region
   ids    = { for node, instance in verda_instance.node : node => instance.id }
   machines = {
@@ -66,9 +63,9 @@ resource "verda_ssh_key" "login" {
 
 # Gives a machine its host key. Until it has run, the machine answers with another one, and is asked again.
 resource "verda_startup_script" "host_key" {
-  for_each = toset(local.names)
+  for_each = module.hosts.names.nodes
 
-  name   = module.hosts.names.nodes[each.key]
+  name   = each.value
   script = module.hosts.key_script[each.key]
 
   # The provider changes none in place.
@@ -84,7 +81,7 @@ resource "terraform_data" "spot" {
 }
 
 resource "verda_instance" "node" {
-  for_each = toset(local.names)
+  for_each = module.hosts.names.nodes
 
   hostname          = each.key
   description       = "skyinfra ${var.stack}/${var.name}"

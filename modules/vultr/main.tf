@@ -1,7 +1,3 @@
-locals {
-  names = [for index in range(var.node_count) : "${var.name}-${index}"]
-}
-
 # The fleet secret; ../core says why it is made so.
 resource "terraform_data" "secret" {
   triggers_replace = sensitive("${uuid()}${uuid()}")
@@ -13,7 +9,7 @@ resource "terraform_data" "secret" {
 
 # The host key of each machine.
 resource "tls_private_key" "host" {
-  for_each  = toset(local.names)
+  for_each  = module.hosts.names.nodes
   algorithm = "ED25519"
 }
 
@@ -21,7 +17,6 @@ module "hosts" {
   source = "../hosts"
   kind   = "vultr"
   secret = terraform_data.secret
-  nodes  = local.names
   zone   = var.region
   ids    = { for node, instance in vultr_instance.node : node => instance.id }
   machines = {
@@ -101,12 +96,12 @@ resource "terraform_data" "plan" {
 }
 
 resource "vultr_instance" "node" {
-  for_each = toset(local.names)
+  for_each = module.hosts.names.nodes
 
   region            = var.region
   plan              = var.machine_types[0]
   os_id             = tonumber(var.image)
-  label             = module.hosts.names.nodes[each.key]
+  label             = each.value
   hostname          = each.key
   ssh_key_ids       = [vultr_ssh_key.login.id]
   vpc_ids           = [vultr_vpc.pool.id]

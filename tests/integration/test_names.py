@@ -43,7 +43,8 @@ def test_every_module_has_its_names_from_one_place() -> None:
         # Where the length stands.
         assert re.search(r"(?m)^  # .{20,}\n  names += ", text), name
         for block in re.findall(r'(?ms)^resource "\w+" "\w+" \{\n.*?^\}', text):
-            if re.search(r"(?m)^  (name|display_name|label|description) += .*module\.\w+\.names\.", block):
+            named = r"(?m)^  (name|display_name|label|description) += (.*module\.\w+\.names\.|each\.value$)"
+            if re.search(named, block):
                 assert "ignore_changes" in block, f"{name}: a resource that exists keeps its name: {block[:80]}"
 
 
