@@ -80,6 +80,13 @@ def _declared(accelerator: str) -> tuple[NamedGpu, list[mig.Layout | None]]:
     return named, [layout or None for layout in mig.resolve(named.declared, named.geometry, gpus)]
 
 
+def _without_layout(accelerator: str) -> NamedGpu:
+    named = read_gpu(accelerator)
+    if named.declared is not None:
+        raise InvalidLayout("the layout comes from the file", field="--accelerator", given=accelerator)
+    return named
+
+
 def import_listing(file: Path, *, accelerator: str | None, as_json: bool) -> None:
     """Prints the listing of ``nvidia-smi mig -lgi`` as the accelerator string that keeps every partition in place."""
     text = _text(file)
@@ -89,9 +96,7 @@ def import_listing(file: Path, *, accelerator: str | None, as_json: bool) -> Non
         written = {gpu: mig.placed_text(layout) for gpu, layout in found.items()}
         _show(None, written, (), as_json=as_json)
         return
-    named = read_gpu(accelerator)
-    if named.declared is not None:
-        raise InvalidLayout("the layout comes from the file", field="--accelerator", given=accelerator)
+    named = _without_layout(accelerator)
     gpus = named.count or max(found, default=0) + 1
     written = {}
     for gpu, layout in found.items():
@@ -103,9 +108,7 @@ def import_listing(file: Path, *, accelerator: str | None, as_json: bool) -> Non
     warnings = tuple(
         mig.PartedWarning(f"GPU {gpu}", "nothing is listed on it: taken for whole, MIG off") for gpu in lost
     )
-    texts = [written.get(gpu, OFF) for gpu in range(gpus)]
-    same = len(set(texts)) == 1
-    layouts = "" if not written else f"/{texts[0] if same else '|'.join(texts)}"
+    layouts = f"/{_joined([written.get(gpu, OFF) for gpu in range(gpus)])}" if written else ""
     _show(f"{named.name}:{gpus}{layouts}", written, warnings, as_json=as_json)
 
 
@@ -134,9 +137,7 @@ def import_parted(file: Path, *, label: str, accelerator: str | None, as_json: b
     if accelerator is None:
         _show_entries(entries, as_json=as_json)
         return
-    named = read_gpu(accelerator)
-    if named.declared is not None:
-        raise InvalidLayout("the layout comes from the file", field="--accelerator", given=accelerator)
+    named = _without_layout(accelerator)
     gpus = named.count or 1
     try:
         with at(f"mig-configs.{label}", LayoutError):
@@ -174,8 +175,12 @@ def _string(name: str, gpus: int, written: dict[int, str | None]) -> str | None:
     texts = [text for text in written.values() if text]
     if len(texts) < gpus:
         return f"{name}:{gpus}" if set(written.values()) == {None} and len(written) == gpus else None
-    same = len(set(texts)) == 1
-    return f"{name}:{gpus}/{texts[0] if same else '|'.join(texts)}"
+    return f"{name}:{gpus}/{_joined(texts)}"
+
+
+def _joined(texts: Sequence[str]) -> str:
+    """Returns the layout of each GPU, one where they are all the same."""
+    return texts[0] if len(set(texts)) == 1 else "|".join(texts)
 
 
 def _warn(warnings: Iterable[mig.PartedWarning]) -> None:

@@ -14,6 +14,7 @@ from skyinfra.deploy.spending import holdings, program_of, spending
 from skyinfra.deploy.upgrade import Running, running, wanted
 from skyinfra.errors import FleetError
 from skyinfra.mig.grid import Placement
+from skyinfra.protocol.fleet import FleetState
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import Manifest, ManifestNode, ManifestSlot
 from skyinfra.terraform.blocks import Block
@@ -227,35 +228,24 @@ def _node_status(manifest: Manifest, node: ManifestNode, now: Snapshot | None, t
     reported = now.state if now else None
     promised = {f"{node.name}/{slot.index}": slot for slot in manifest.slots_of(node)}
     wanted = reported.slots.get(node.name, tuple(promised)) if reported else tuple(promised)
-    out_of_service = reported.out_of_service.get(node.name) if reported else None
-    sick = reported.sick if reported else {}
-    slots = [
-        {
-            **draining[name].to_json(),
-            "state": "sick" if name in sick else "draining",
-            "waits_for": reported.draining.get(name, ()) if reported else (),
-        }
-        for name in draining
-    ]
-    slots += [{**live[name].to_json(), "state": "ready"} for name in live]
+    slots = [*_draining(draining, reported), *({**slot.to_json(), "state": "ready"} for slot in live.values())]
     slots += [_missing(name, promised.get(name)) for name in wanted if name not in live and name not in draining]
+    for slot in slots:
+        slot["tasks"] = [asdict(task) for task in tasks.get(str(slot["slot"]), ())]
+        slot["sick"] = reported.sick.get(str(slot["slot"])) if reported else None
     reached = bool(live) or (now is not None and node.head)
     state = "ready" if reached and set(wanted) <= set(live) else "missing slots" if live else "not reachable"
     failed = reported.failed.get(node.name) if reported else None
-    if failed is not None and not live:
-        state = "failed"
-    to_be = [slot for name, slot in promised.items() if name in wanted]
-    gpus = strips([*live.values(), *draining.values()], to_be, tasks)
-    for slot in slots:
-        slot["tasks"] = [asdict(task) for task in tasks.get(str(slot["slot"]), ())]
-        slot["sick"] = sick.get(str(slot["slot"]))
+    out_of_service = reported.out_of_service.get(node.name) if reported else None
     why_sick = reported.sick_nodes().get(node.name) if reported else None
-    if any(name not in sick for name in draining):
+    if any(slot["state"] == "draining" for slot in slots):
         state = "draining"
     elif out_of_service and not live:
         state = "drained"
     elif why_sick:
         state = "sick"
+    elif failed is not None and not live:
+        state = "failed"
     return {
         "name": node.name,
         "id": node.id,
@@ -270,8 +260,19 @@ def _node_status(manifest: Manifest, node: ManifestNode, now: Snapshot | None, t
         "unwatched": reported.unwatched.get(node.name) if reported else None,
         "behind": bool(reported and node.name in reported.behind),
         "slots": sorted(slots, key=lambda slot: int(slot["worker"])),
-        "gpus": gpus,
+        "gpus": strips(
+            [*live.values(), *draining.values()], [promised[name] for name in promised if name in wanted], tasks
+        ),
     }
+
+
+def _draining(slots: Mapping[str, InstanceInfo], reported: FleetState | None) -> list[dict[str, Any]]:
+    """Describes the *slots* that are out of service: those that end their tasks, and sick ones."""
+    sick, waiting = (reported.sick, reported.draining) if reported else ({}, {})
+    return [
+        {**slot.to_json(), "state": "sick" if name in sick else "draining", "waits_for": waiting.get(name, ())}
+        for name, slot in slots.items()
+    ]
 
 
 def _missing(name: str, slot: ManifestSlot | None) -> dict[str, Any]:
