@@ -45,7 +45,7 @@ def stripped(source: str) -> str:
     """
     source = _without_annotations(source)
     tree = ast.parse(source)
-    gone = {line for node in _docstrings(tree) for line in range(node.lineno, (node.end_lineno or 0) + 1)}
+    gone = {line for node in docstrings(tree) for line in range(node.lineno, (node.end_lineno or 0) + 1)}
     lines = list(enumerate(source.splitlines(), 1))
     # A string that goes on over several lines is left as it is. (tokenize would find comments behind code as well, and
     # take ten times as long; to walk the tree for nothing takes as long as all the rest.)
@@ -93,8 +93,8 @@ def _annotated(node: ast.AST, *, inside: bool = False) -> Iterator[ast.expr]:
             yield from _annotated(inner, inside=inside)
 
 
-def _docstrings(node: ast.AST) -> Iterator[ast.Expr]:
-    """Returns the docstrings of *node* and of all classes and functions in it."""
+def docstrings(node: ast.AST) -> Iterator[ast.Expr]:
+    """Yields the docstrings of *node* and of all classes and functions in it that have something else."""
     body = getattr(node, "body", ())
     if isinstance(node, ast.Module) or (isinstance(node, ast.ClassDef | ast.FunctionDef) and len(body) > 1):
         first = body[0] if body else None
@@ -102,7 +102,7 @@ def _docstrings(node: ast.AST) -> Iterator[ast.Expr]:
             yield first
     for block in ("body", "orelse", "finalbody", "handlers"):
         for each in _statements(node, block):
-            yield from _docstrings(each)
+            yield from docstrings(each)
 
 
 def _statements(node: ast.AST, block: str) -> list[ast.AST]:

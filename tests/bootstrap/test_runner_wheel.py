@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import base64
+import bz2
 import hashlib
 import io
 import os
@@ -64,6 +67,38 @@ def test_what_is_installed_from_it_is_the_code_that_runs_here(tmp_path: Path) ->
     assert wheel.version in named.stdout
     for pin in runner_wheel.pins():
         assert pin in named.stdout
+
+
+def test_what_is_carried_in_metadata_is_that_code_line_by_line_without_its_docstrings(tmp_path: Path) -> None:
+    wheel = runner_wheel.wheel()
+    name, content = runner_wheel.packed(wheel)
+    carried = runner_wheel.Wheel(wheel.name, wheel.version, bz2.decompress(content), "")
+    assert name == f"{wheel.name}.bz2" and len(content) < len(bz2.compress(wheel.content)) * 0.9
+    whole, bare = (zipfile.ZipFile(io.BytesIO(each.content)) for each in (wheel, carried))
+    assert whole.namelist() == bare.namelist()
+    for file in whole.namelist():
+        if file.endswith(".py"):
+            assert parsed(whole.read(file)) == parsed(bare.read(file)), file
+        elif not file.endswith("/RECORD"):
+            assert whole.read(file) == bare.read(file), file
+    site = install(carried, tmp_path)
+    assert "partition" in python(site, "-m", "skyinfra.runner", "--help").stdout
+    for row in next(site.glob("*.dist-info/RECORD")).read_text().splitlines():
+        path, digest, _ = row.rsplit(",", 2)
+        if digest and path.startswith("skyinfra/"):
+            found = hashlib.sha256((site / path).read_bytes()).digest()
+            assert digest == f"sha256={base64.urlsafe_b64encode(found).rstrip(b'=').decode()}"
+
+
+def parsed(source: bytes) -> str:
+    """Returns the tree of *source* with the places of everything, but its docstrings."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and (
+            ast.get_docstring(node, clean=False) is not None and (len(node.body) > 1 or isinstance(node, ast.Module))
+        ):
+            del node.body[0]
+    return ast.dump(tree, include_attributes=True)
 
 
 def test_the_same_code_gives_the_same_bytes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
