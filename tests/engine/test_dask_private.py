@@ -51,6 +51,7 @@ def test_no_other_file_uses_what_is_private_to_dask() -> None:
                 "log_worker_event",
                 "remove_client",
                 "remove_worker",
+                "stimulus_cancel",
             },
         ),
         (SlotWorker, {"close", "execute", "get_startup_information", "heartbeat", "start_unsafe"}),

@@ -62,8 +62,7 @@ MORE = {
     # The family of the images then, which is retired.
     "nebius": {"image": "ubuntu24.04-cuda12"},
     "gcptpu": {"ssh_public_key": module_cases.PUBLIC_KEY},
-    # The images that were declared then.
-    "nebius": {"image": "ubuntu24.04-cuda12"},
+    # The image that was declared then.
     "verda": {"image": "ubuntu-24.04-cuda-12.8-open-docker"},
 }
 
