@@ -142,7 +142,7 @@ resource "terraform_data" "network" {
 resource "crusoe_ib_partition" "pool" {
   count = var.rdma ? 1 : 0
 
-  name          = module.names.own
+  name          = module.hosts.names.own
   ib_network_id = terraform_data.network[0].output
 
   lifecycle {

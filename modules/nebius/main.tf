@@ -135,7 +135,7 @@ resource "nebius_compute_v1_gpu_cluster" "pool" {
   count = var.infiniband_fabric == null ? 0 : 1
 
   parent_id         = var.project_id
-  name              = module.names.own
+  name              = module.hosts.names.own
   infiniband_fabric = var.infiniband_fabric
   labels            = var.labels
 

@@ -181,7 +181,7 @@ resource "oci_core_compute_cluster" "pool" {
 
   compartment_id      = var.compartment_id
   availability_domain = var.availability_domain
-  display_name        = module.names.own
+  display_name        = module.hosts.names.own
   freeform_tags       = var.labels
 
   lifecycle {

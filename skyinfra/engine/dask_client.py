@@ -1,4 +1,4 @@
-"""What a client and the streams of messages have that is no public part of Dask, each with the reason for its use."""
+"""Private names of Dask for its client and the streams of messages, each with the reason for its use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What connections and messages have that is no public part of Dask, each with the reason for its use.
+"""Private names of Dask for connections and messages, each with the reason for its use.
 
 `dask_client`, `dask_scheduler` and `dask_worker` hold what is private to those; no other file uses such names. `make
 test-all` runs the client's tests with the oldest and the newest version of `distributed` that pyproject.toml admits.

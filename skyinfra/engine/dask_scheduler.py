@@ -1,4 +1,4 @@
-"""What the scheduler and its dashboard have that is no public part of Dask, each with the reason for its use."""
+"""Private names of Dask for its scheduler and the dashboard, each with the reason for its use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What workers and their Nannies have that is no public part of Dask, each with the reason for its use."""
+"""Private names of Dask for workers and their Nannies, each with the reason for its use."""
 
 from __future__ import annotations
 
