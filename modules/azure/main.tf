@@ -203,7 +203,7 @@ resource "azurerm_linux_virtual_machine" "node" {
   priority              = var.spot ? "Spot" : "Regular"
   eviction_policy       = var.spot ? "Delete" : null
   source_image_id       = length(local.image) == 1 ? var.image : null
-  # Drivers that are built on the machine are not signed.
+  # Drivers that are built on the machine are not signed. Of false the provider sends nothing: Azure decides.
   secure_boot_enabled = false
   tags                = local.tags
 
@@ -229,8 +229,9 @@ resource "azurerm_linux_virtual_machine" "node" {
   }
 
   lifecycle {
-    # A key that is changed is for machines that are made later.
-    ignore_changes       = [name, custom_data, admin_ssh_key]
+    # A key that is changed is for machines that are made later. Where Azure took trusted launch by itself, the provider
+    # reads that both are on, and would make each machine anew with every plan.
+    ignore_changes       = [name, custom_data, admin_ssh_key, secure_boot_enabled, vtpm_enabled]
     replace_triggered_by = [terraform_data.machine, tls_private_key.host[each.key]]
   }
 

@@ -36,16 +36,23 @@ class Request:
 
 @dataclass
 class Api:
-    """What exists, by kind and id, and what was asked for. ``environment`` leads the provider here."""
+    """What exists, by kind and id, what is gone, what was asked for, and what of it has no
+    answer here. ``environment`` leads the provider here."""
 
     objects: dict[str, dict[str, Body]] = field(default_factory=dict)
+    gone: dict[str, Body] = field(default_factory=dict)
     asked: list[tuple[str, str, Any]] = field(default_factory=list)
+    unanswered: list[str] = field(default_factory=list)
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     lock: threading.RLock = field(default_factory=threading.RLock)
     environment: dict[str, str] = field(default_factory=dict)
 
     def kind(self, name: str) -> dict[str, Body]:
         return self.objects.setdefault(name, {})
+
+    def lose(self, kind: str, key: str) -> None:
+        """Ends what stands, as somebody else or the cloud does it."""
+        self.gone[key] = self.kind(kind).pop(key)
 
     def number(self) -> int:
         """Returns a number that nothing else has."""
@@ -76,8 +83,9 @@ def _answer(api: Api, routes: Routes, method: str, url: str, given: bytes) -> An
                     return handler(api, Request(found.groups(), dict(urllib.parse.parse_qsl(parts.query)), body))
                 except Refused as refused:
                     return refused.code, refused.body
-    # A question that the file of the cloud does not know is a fault of that file, and is seen in the test.
-    return 501, {"id": "unknown", "code": "unknown", "message": f"no answer for {method} {parts.path}"}
+        # A fault of the file of the cloud, which its test says.
+        api.unanswered.append(f"{method} {parts.path}")
+    return 400, {"id": "unknown", "code": "unknown", "message": f"no answer for {method} {parts.path}"}
 
 
 @contextmanager
