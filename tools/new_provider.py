@@ -45,6 +45,14 @@ nodes = "FILL"
 head = "FILL"
 tested = "planned against the provider's schema; never on the cloud"
 
+# What proves the images and names; which version of the provider applied the module, against what, when.
+[verified]
+images = "FILL"
+names = "FILL"
+applied = ""
+against = ""
+date = ""
+
 [terraform]
 name = "{kind}"
 source = "registry.terraform.io/FILL/{kind}"

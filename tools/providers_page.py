@@ -1,4 +1,4 @@
-"""Writes the table of docs/providers.md from the data files of the providers: ``python -m tools.providers_page``."""
+"""Writes the tables of docs/providers.md from the data files of the providers: ``python -m tools.providers_page``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from skyinfra.providers import Data, kinds, read
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "providers.md"
 BEGIN, END = "<!-- begin: python -m tools.providers_page -->\n", "<!-- end -->\n"
+BEGIN_VERIFIED = "<!-- begin: verified, python -m tools.providers_page -->\n"
 _COLUMNS = (
     "",
     "nodes",
@@ -21,6 +22,7 @@ _COLUMNS = (
     "the head is found by",
     "tested",
 )
+_VERIFIED = ("", "images and drivers by", "names by", "errors: causes, quotations", "applied by", "against", "last")
 _FORMS = {"node.json": "their configuration", "script": "a startup script", "container": "the entry of the container"}
 _BY = {"tenant": "the node's runner", "provider": "the provider", "nobody": "nobody"}
 _DELIVERY = {
@@ -34,8 +36,23 @@ _DELIVERY = {
 
 def table() -> str:
     """The table, a row for each provider."""
-    rows = [_COLUMNS, ("---",) * len(_COLUMNS), *(_row(read(kind)) for kind in kinds())]
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    return _written(_COLUMNS, [_row(read(kind)) for kind in kinds()])
+
+
+def verified() -> str:
+    """The table of what is proven, a row for each provider."""
+    return _written(_VERIFIED, [_verified(read(kind)) for kind in kinds()])
+
+
+def _written(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    return "".join(f"| {' | '.join(row)} |\n" for row in (columns, ("---",) * len(columns), *rows))
+
+
+def _verified(data: Data) -> tuple[str, ...]:
+    facts, quotes = data.verified, sum(len(row.get("quotes", ())) for row in data.errors)
+    errors = f"{len(data.errors)}, {quotes}" if data.errors else "none of an API"
+    applied = (facts.applied, facts.against, facts.date) if facts.applied else ("never; the mock of its schema alone", "", "")
+    return (f"`{data.kind}`", facts.images, facts.names, errors, *applied)
 
 
 def _row(data: Data) -> tuple[str, ...]:
@@ -56,9 +73,11 @@ def _row(data: Data) -> tuple[str, ...]:
 
 
 def written(page: str) -> str:
-    """*page* with the table as it is now."""
-    before, _, rest = page.partition(BEGIN)
-    return before + BEGIN + table() + END + rest.partition(END)[2]
+    """*page* with the tables as they are now."""
+    for begin, content in ((BEGIN, table()), (BEGIN_VERIFIED, verified())):
+        before, _, rest = page.partition(begin)
+        page = before + begin + content + END + rest.partition(END)[2]
+    return page
 
 
 if __name__ == "__main__":

@@ -142,6 +142,17 @@ class About(Declaration):
     tested: str
 
 
+class Verified(Declaration):
+    """What proves the facts of a place: images (with their drivers) and names by which kind of source; applied: the
+    version of its Terraform provider that applied its module, against what, and when last. Empty: none did."""
+
+    images: str
+    names: str
+    applied: str
+    against: str
+    date: str
+
+
 class Data(Declaration):
     """The data file of a provider. exports: its module and the public names there. images: by machine type, vendor and
     architecture, with their driver; see `skyinfra.providers.images`. fabrics: the networks between the machines; see
@@ -165,6 +176,7 @@ class Data(Declaration):
     kind: str
     exports: str = ""
     about: About
+    verified: Verified
     boot: Boot
     traits: Traits
     lacks: Mapping[str, str] = Field(default_factory=dict)

@@ -164,6 +164,19 @@ def test_the_page_of_the_providers_is_what_the_data_says() -> None:
 
 
 @pytest.mark.parametrize("kind", providers.kinds())
+def test_each_place_says_what_proves_it(kind: str) -> None:
+    facts = providers.read(kind).verified
+    assert facts.images and facts.names and "FILL" not in str(facts)
+    # A version that applied the module is said with what stood for the cloud, and when; the README says so too.
+    assert bool(facts.applied) == bool(facts.against) == bool(re.fullmatch(r"2\d{3}-\d\d-\d\d", facts.date))
+    readme = (ROOT / "modules" / kind / "README.md").read_text()
+    if "Terraform's core" not in facts.applied:
+        assert "## What was run" in readme and (facts.date or "was not run") in readme.partition("## What was run")[2]
+    page = providers_page.PAGE.read_text()
+    assert f"| `{kind}` | {facts.images} | {facts.names} |" in page
+
+
+@pytest.mark.parametrize("kind", providers.kinds())
 def test_preflight_accepts_what_the_compiled_block_reads(kind: str) -> None:
     found = providers.read(kind)
     assert found.preflight is not None

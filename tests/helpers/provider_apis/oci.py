@@ -101,14 +101,16 @@ def delete(api: Api, request: Request) -> Answer:
         raise refused(409, "Conflict", f"{key} is in use by {children}")
     for each in own & {*api.kind("routeTables"), *api.kind("securityLists")}:
         api.lose("routeTables" if each in api.kind("routeTables") else "securityLists", each)
-    if kind == "instances":
-        [vnic] = [each for each, found in api.kind("vnics").items() if found["instanceId"] == key]
-        del api.kind("vnics")[vnic]
-        api.kind("bootVolumes").pop(api.kind("instances")[key]["bootVolumeId"])
-    if kind == "networkSecurityGroups":
-        api.kind("rules").pop(key, None)
     api.lose(kind, key)
     return 204, None
+
+
+def ends_with(api: Api, key: str) -> None:
+    """The card and the boot volume of an instance, the rules of a group."""
+    for vnic in [each for each, found in api.kind("vnics").items() if found["instanceId"] == key]:
+        del api.kind("vnics")[vnic]
+    api.kind("bootVolumes").pop(api.gone[key].get("bootVolumeId"), None)
+    api.kind("rules").pop(key, None)
 
 
 def launch(api: Api, request: Request) -> Answer:
@@ -196,6 +198,7 @@ def served() -> Iterator[Api]:
     )
     with serving(ROUTES) as (api, address), tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "key.pem").write_bytes(pem)
+        api.ends_with = ends_with
         user = {"tenancy_ocid": TENANCY, "user_ocid": "ocid1.user.oc1..aaaa", "fingerprint": ":".join(["00"] * 16)}
         user["private_key_path"] = str(Path(folder) / "key.pem")
         api.environment = {f"TF_VAR_{name}": value for name, value in user.items()}

@@ -46,13 +46,17 @@ class Api:
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     lock: threading.RLock = field(default_factory=threading.RLock)
     environment: dict[str, str] = field(default_factory=dict)
+    # What goes when something else goes.
+    ends_with: Callable[[Api, str], None] = lambda api, key: None
 
     def kind(self, name: str) -> dict[str, Body]:
         return self.objects.setdefault(name, {})
 
     def lose(self, kind: str, key: str) -> None:
         """Ends what stands, as somebody else or the cloud does it."""
-        self.gone[key] = self.kind(kind).pop(key)
+        with self.lock:
+            self.gone[key] = self.kind(kind).pop(key)
+            self.ends_with(self, key)
 
     def number(self) -> int:
         """Returns a number that nothing else has."""
