@@ -213,7 +213,7 @@ resource "{kind}_instance" "node" {{
 """
 _README = """# modules/{kind}
 
-FILL: what it makes, by which Terraform provider, where its token comes from; what was run, and what never was.
+FILL: what it makes, by which Terraform provider, where its token comes from.
 
 ```hcl
 module "train" {{
@@ -241,6 +241,10 @@ output "fleet_train" {{
 | output | |
 |---|---|
 | `fleet` | the manifest, sensitive: what a client needs to reach the fleet |
+
+## What was run
+
+FILL. The provider itself was not run with it.
 """
 _KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ8VhYh0z0o0m7m4b3qvJqk0d1k2m3n4p5q6r7s8t9u0"
 _CASE = """# A pool and a module of modules/{kind} in tests: see tests/helpers/cloud_modules/cases.py.

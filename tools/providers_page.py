@@ -51,7 +51,9 @@ def _written(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 def _verified(data: Data) -> tuple[str, ...]:
     facts, quotes = data.verified, sum(len(row.get("quotes", ())) for row in data.errors)
     errors = f"{len(data.errors)}, {quotes}" if data.errors else "none of an API"
-    applied = (facts.applied, facts.against, facts.date) if facts.applied else ("never; the mock of its schema alone", "", "")
+    applied = (
+        (facts.applied, facts.against, facts.date) if facts.applied else ("never; the mock of its schema alone", "", "")
+    )
     return (f"`{data.kind}`", facts.images, facts.names, errors, *applied)
 
 

@@ -143,7 +143,7 @@ class About(Declaration):
 
 
 class Verified(Declaration):
-    """What proves the facts of a place: images (with their drivers) and names by which kind of source; applied: the
+    """Says what proves the facts of a place: the kind of source of images (with drivers) and of names; applied: the
     version of its Terraform provider that applied its module, against what, and when last. Empty: none did."""
 
     images: str

@@ -166,5 +166,9 @@ ROUTES: Routes = {
 def served() -> Iterator[Api]:
     """Serves DigitalOcean's API."""
     with serving(ROUTES) as (api, address):
-        api.environment = {"DIGITALOCEAN_API_URL": address, "DIGITALOCEAN_TOKEN": "t", "DIGITALOCEAN_HTTP_RETRY_MAX": "0"}
+        api.environment = {
+            "DIGITALOCEAN_API_URL": address,
+            "DIGITALOCEAN_TOKEN": "t",
+            "DIGITALOCEAN_HTTP_RETRY_MAX": "0",
+        }
         yield api

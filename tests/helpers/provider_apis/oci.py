@@ -51,7 +51,15 @@ def stored(api: Api, kind: str, body: Body, **more: object) -> Body:
     """Makes one of a kind, with what the API fills in."""
     key = f"ocid1.{kind.lower()}.oc1.phx.{api.number()}"
     state = STATES.get(kind, "AVAILABLE")
-    made = {"freeformTags": {}, "displayName": f"{kind}-{key}", **body, **MADE, **more, "id": key, "lifecycleState": state}
+    made = {
+        "freeformTags": {},
+        "displayName": f"{kind}-{key}",
+        **body,
+        **MADE,
+        **more,
+        "id": key,
+        "lifecycleState": state,
+    }
     if len(made["displayName"]) > 255:
         raise refused(400, "InvalidParameter", "displayName must be between 1 and 255 characters")
     api.kind(kind)[key] = made
@@ -75,7 +83,11 @@ def make(api: Api, request: Request) -> Answer:
     if kind == "subnets":
         vcn = existing(api, "vcns", made["vcnId"])
         made["routeTableId"], made["securityListIds"] = vcn["defaultRouteTableId"], [vcn["defaultSecurityListId"]]
-        made |= {"dhcpOptionsId": vcn["defaultDhcpOptionsId"], "virtualRouterIp": "10.0.0.1", "virtualRouterMac": "00:00"}
+        made |= {
+            "dhcpOptionsId": vcn["defaultDhcpOptionsId"],
+            "virtualRouterIp": "10.0.0.1",
+            "virtualRouterMac": "00:00",
+        }
         made |= {"prohibitPublicIpOnVnic": False, "prohibitInternetIngress": False}
     return 200, made
 
@@ -94,7 +106,10 @@ def delete(api: Api, request: Request) -> Answer:
     kind, key = request.parts
     existing(api, kind, key)
     children = [
-        each["id"] for kinds in api.objects.values() for each in kinds.values() if key in (each.get("vcnId"), each.get("subnetId"))
+        each["id"]
+        for kinds in api.objects.values()
+        for each in kinds.values()
+        if key in (each.get("vcnId"), each.get("subnetId"))
     ]
     own = {api.kind(kind)[key].get(each) for each in ("defaultRouteTableId", "defaultSecurityListId")}
     if set(children) - own:
@@ -124,7 +139,14 @@ def launch(api: Api, request: Request) -> Answer:
     size = source.pop("bootVolumeSizeInGBs", 47)
     of = {"compartmentId": body["compartmentId"], "availabilityDomain": body["availabilityDomain"]}
     volume = stored(api, "bootVolumes", {"sizeInGBs": size, "vpusPerGB": 10, "imageId": source["imageId"]}, **of)
-    shape = {"ocpus": 15.0, "memoryInGBs": 240.0, "gpus": 1, "processorDescription": "x", "localDisks": 0, **(body.get("shapeConfig") or {})}
+    shape = {
+        "ocpus": 15.0,
+        "memoryInGBs": 240.0,
+        "gpus": 1,
+        "processorDescription": "x",
+        "localDisks": 0,
+        **(body.get("shapeConfig") or {}),
+    }
     made = stored(
         api,
         "instances",
@@ -136,7 +158,12 @@ def launch(api: Api, request: Request) -> Answer:
         instanceOptions={"areLegacyImdsEndpointsDisabled": False},
         agentConfig={"isMonitoringDisabled": False, "isManagementDisabled": False, "areAllPluginsDisabled": False},
     )
-    card = {"isPrimary": True, "publicIp": f"203.0.113.{number}", "privateIp": f"10.0.0.{number}", "nsgIds": vnic["nsgIds"]}
+    card = {
+        "isPrimary": True,
+        "publicIp": f"203.0.113.{number}",
+        "privateIp": f"10.0.0.{number}",
+        "nsgIds": vnic["nsgIds"],
+    }
     card |= {"skipSourceDestCheck": False, "hostnameLabel": None, "macAddress": "00:00"}
     stored(api, "vnics", card, **of, subnetId=subnet["id"], instanceId=made["id"])
     return 200, made
@@ -163,7 +190,10 @@ def rules(api: Api, request: Request) -> Answer:
     existing(api, "networkSecurityGroups", group)
     found = api.kind("rules").setdefault(group, {})
     if how == "actions/addSecurityRules":
-        added = [{"isStateless": False, **each, "id": f"{api.number():06}", "isValid": True} for each in request.body["securityRules"]]
+        added = [
+            {"isStateless": False, **each, "id": f"{api.number():06}", "isValid": True}
+            for each in request.body["securityRules"]
+        ]
         found |= {each["id"]: {**each, "timeCreated": MADE["timeCreated"]} for each in added}
         return 200, {"securityRules": [found[each["id"]] for each in added]}
     if how == "actions/removeSecurityRules":

@@ -110,11 +110,11 @@ def serving(routes: Routes) -> Iterator[tuple[Api, str]]:
             self.end_headers()
             self.wfile.write(content)
 
-        do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _serve
-
         def log_message(self, *_: Any) -> None:
             pass
 
+    for method in ("GET", "POST", "PUT", "PATCH", "DELETE"):
+        setattr(Server, f"do_{method}", Server._serve)
     server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)

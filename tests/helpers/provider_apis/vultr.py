@@ -124,7 +124,10 @@ ROUTES: Routes = {
     ("GET", r"/v2/(ssh-keys|vpcs|firewalls|instances)/([^/]+)"): get,
     ("PATCH", r"/v2/instances/([^/]+)"): change,
     ("DELETE", r"/v2/(ssh-keys|vpcs|firewalls|instances)/([^/]+)"): delete,
-    ("GET", r"/v2/instances/[^/]+/backup-schedule"): lambda api, request: (200, {"backup_schedule": {"enabled": False}}),
+    ("GET", r"/v2/instances/[^/]+/backup-schedule"): lambda api, request: (
+        200,
+        {"backup_schedule": {"enabled": False}},
+    ),
     ("GET", r"/v2/instances/([^/]+)/(vpcs|vpc2)"): attached,
     ("POST", r"/v2/firewalls/([^/]+)/rules"): rule,
     ("GET", r"/v2/firewalls/([^/]+)/rules/(\d+)"): one_rule,
