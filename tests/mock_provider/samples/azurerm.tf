@@ -57,6 +57,8 @@ resource "azurerm_linux_virtual_machine" "head" {
   priority              = "Spot"
   eviction_policy       = "Delete"
   tags                  = { pool = "train" }
+  # As Azure makes one that does not say it: it would be made anew otherwise.
+  vtpm_enabled = true
 
   os_disk {
     caching              = "ReadWrite"
