@@ -50,3 +50,15 @@ def test_ci_runs_every_python_that_is_supported() -> None:
     classifiers = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["classifiers"]
     supported = {text.rpartition(" ")[2] for text in classifiers if re.search(r":: 3\.\d+$", text)}
     assert set(re.findall(r'"(3\.\d+)"', (ROOT / ".github" / "workflows" / "ci.yml").read_text())) == supported
+
+
+def test_the_tests_that_security_names_exist() -> None:
+    """Each attack has a test, and each test that is named is there."""
+    text = (ROOT / "docs" / "security.md").read_text().partition("## Attacks")[2].partition("\n## ")[0]
+    rows = [row.strip("|").split(" | ") for row in text.splitlines() if row.startswith("| ")][1:]
+    assert len(rows) > 20
+    for attack, _, tests in rows:
+        named = re.findall(r"`([^`]+)::(\w+)`", tests)
+        assert named, f"no test holds: {attack}"
+        for file, name in named:
+            assert f"\ndef {name}(" in (ROOT / "tests" / file).read_text(), f"{file}::{name}"

@@ -230,7 +230,7 @@ def result(
         found = pool.job(job)
         try:
             if recipients:
-                notify_of_job(recipients, pool.manifest.fleet, found, timeout)
+                notify_of_job(recipients, pool, found, timeout)
             if output is not None:
                 _write(found, output, timeout)
                 return

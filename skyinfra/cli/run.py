@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from skyinfra.blobs.store import in_words
-from skyinfra.cli.notify import named_secret, notifying, targets
+from skyinfra.cli.notify import Ended, named_secret, notifying, targets
 from skyinfra.cli.options import (
     Notify,
     OnNode,
@@ -219,9 +219,9 @@ def run(
         raise typer.BadParameter("--priority and --replace are those of a job: give --detach as well")
     with notifying(targets(options.notify), fleet, options.name or script.name) as ended:
         if gang.torchrun:
-            ended.code = run_gang(fleet, script, given, options, gang)
+            ended.code = run_gang(fleet, script, given, options, gang, ended)
         else:
-            ended.code = run_on_slot(fleet, script, given, options)
+            ended.code = run_on_slot(fleet, script, given, options, ended)
     raise typer.Exit(ended.code)
 
 
@@ -236,8 +236,10 @@ def check_script(fleet: str, script: Path, arguments: Sequence[str] = ()) -> Non
     raise InvalidField("there is no such file", field="SCRIPT", given=str(script), hint=hint or None)
 
 
-def run_on_slot(fleet: str, script: Path, arguments: Sequence[str], options: ScriptOptions) -> int:
-    """Runs *script* on one slot of *fleet* (``STACK/POOL``) and streams its output.
+def run_on_slot(
+    fleet: str, script: Path, arguments: Sequence[str], options: ScriptOptions, notified: Ended | None = None
+) -> int:
+    """Runs *script* on one slot of *fleet* (``STACK/POOL``) and streams its output. *notified*: of sick nodes.
 
     Returns its exit code; 128 and the signal's number where one ended it, as a shell does. Raises `InvalidField` where
     the file does not exist, and the errors of ``connect``.
@@ -263,7 +265,7 @@ def run_on_slot(fleet: str, script: Path, arguments: Sequence[str], options: Scr
         with connected(fleet, secrets=options.named_secrets()) as pool, errors_name_options():
             files = options.fetching(pool, script)
             slots, variables = options.bring(pool, script)
-            with said_of(files):
+            with said_of(files), (notified or Ended()).watching(pool):
                 code = run_script(
                     slots,
                     script,
@@ -301,8 +303,16 @@ def said_of(files: Fetching) -> Iterator[None]:
         sys.stderr.writelines(f"{line}\n" for line in lines)
 
 
-def run_gang(fleet: str, script: Path, arguments: Sequence[str], options: ScriptOptions, gang: GangOptions) -> int:
+def run_gang(
+    fleet: str,
+    script: Path,
+    arguments: Sequence[str],
+    options: ScriptOptions,
+    gang: GangOptions,
+    notified: Ended | None = None,
+) -> int:
     """Runs *script* as the ranks of a gang on *fleet* and streams their output, each line with its rank.
+    *notified*: of sick nodes.
 
     0, or the exit code of the rank that failed first, as `run_on_slot` gives it. Raises the errors of `run_on_slot`.
     """
@@ -323,7 +333,7 @@ def run_gang(fleet: str, script: Path, arguments: Sequence[str], options: Script
         files = options.fetching(pool, script)
         slots, env = options.bring(pool, script)
         try:
-            with said_of(files):
+            with said_of(files), (notified or Ended()).watching(pool):
                 slots.launch(
                     script,
                     *arguments,

@@ -11,7 +11,7 @@ import functools
 import itertools
 import pickle
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -19,9 +19,9 @@ from skyinfra.client import ranks
 from skyinfra.client.ranks import Launch, Lines
 from skyinfra.engine import deaths
 from skyinfra.engine.deaths import Death
-from skyinfra.engine.executor import may_pass
+from skyinfra.engine.executor import Moves, may_pass
 from skyinfra.engine.waiting import within
-from skyinfra.errors import InvalidField, NotSupported, SkyinfraError, SlotLost, TaskAttemptsExceeded
+from skyinfra.errors import InvalidField, NotSupported, SkyinfraError, SlotFailed, SlotLost, TaskAttemptsExceeded
 from skyinfra.protocol import services
 from skyinfra.protocol.calls import ATTEMPTS, FETCH, Outcome
 from skyinfra.protocol.gang import GangState, Rank, RankEnd, Wish, Work
@@ -44,21 +44,62 @@ _LAST_WORDS_S = 2.0
 _FILES_S = 120.0
 # The rank that failed has that long to say with what.
 _FAILURE_S = 15.0
+# Starts of a gang that one node may fail: there is nowhere else, since it is asked last.
+_STARTS_OF_NODE = 3
 
 
 class _ForgottenError(Exception):
     """The head does not know the gang any more: it, or the connection to it, was restarted."""
 
 
+class _RankFailedError(Exception):
+    """The *slot* of a rank could not run it for a reason of its own, which *error* says."""
+
+    def __init__(self, slot: str, error: SlotFailed) -> None:
+        super().__init__(slot)
+        self.slot = slot
+        self.error = error
+
+
+class _Elsewhere:
+    """Starts a gang again whose ranks were failed by their slots; that counts as none of its restarts."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._moves = Moves()
+        self._error: SlotFailed | None = None
+
+    @property
+    def nodes(self) -> list[str]:
+        """The nodes of the slots that failed."""
+        return [slot.rpartition("/")[0] for slot in self._moves.slots]
+
+    def note(self, failed: _RankFailedError, now: Snapshot) -> None:
+        """Notes the slot that failed. Raises `SlotFailed` where it is of no use to start again."""
+        self._error = failed.error
+        may_start = self._moves.may_go_on(failed.slot, len(now.nodes))
+        if not may_start or self.nodes.count(self.nodes[-1]) >= _STARTS_OF_NODE:
+            raise self._given_up(failed.error, self._moves.text) from failed.error
+
+    def check(self, lacking: InvalidField | SlotLost) -> None:
+        """Raises `SlotFailed` for a gang that lacks slots since some of them failed."""
+        if self._error is not None:
+            raise self._given_up(self._error, f"There is nowhere else: {lacking.message}.") from lacking
+
+    def _given_up(self, error: SlotFailed, why: str) -> SlotFailed:
+        return SlotFailed(f"{self._name} cannot start: {error.message}. {why}", hint=error.hint)
+
+
 async def run(fleet: Fleet, launch: Launch) -> list[RankEnd]:
     """Runs a gang until all of its ranks have ended well; starts it again as often as *launch* says.
 
     Raises the exception of the first rank that failed, `GangFailed` where it raised none, `InvalidField`,
-    `SlotLost`, `FleetUnreachable`, and TimeoutError where it has not started in time.
+    `SlotLost`, `SlotFailed`, `FleetUnreachable`, and TimeoutError where it has not started in time.
     """
     failures = size = 0
+    elsewhere = _Elsewhere(launch.work.name)
     for number in itertools.count():
-        start = _Start(fleet, launch, number, size)
+        start = _Start(fleet, launch, number, size, elsewhere.nodes)
         error: BaseException
         try:
             first = await start.run()
@@ -70,7 +111,14 @@ async def run(fleet: Fleet, launch: Launch) -> list[RankEnd]:
             raised = end is not None and end.outcome is not None
         except _ForgottenError:
             continue
+        except _RankFailedError as failed:
+            elsewhere.note(failed, fleet.dispatcher.snapshot)
+            continue
+        except InvalidField as lacking:
+            elsewhere.check(lacking)
+            raise
         except SlotLost as lost:
+            elsewhere.check(lost)
             error, again, raised = lost, True, False
         finally:
             size = start.size
@@ -84,12 +132,19 @@ async def run_task(fleet: Fleet, launch: Launch) -> Outcome:
     """Runs a task that takes several slots; it starts again where a process of it is lost."""
     attempts = lost = 0
     died: list[Death] = []
+    elsewhere = _Elsewhere(launch.work.name)
     for number in itertools.count():
-        start = _Start(fleet, launch, number)
+        start = _Start(fleet, launch, number, avoided=elsewhere.nodes)
         try:
             await start.run()
         except _ForgottenError:
             continue
+        except _RankFailedError as failed:
+            elsewhere.note(failed, fleet.dispatcher.snapshot)
+            continue
+        except (InvalidField, SlotLost) as lacking:
+            elsewhere.check(lacking)
+            raise
         end = start.ends[0]
         if end is None or end.outcome is None:
             lost += 1
@@ -108,10 +163,14 @@ async def run_task(fleet: Fleet, launch: Launch) -> Outcome:
 
 
 class _Start:
-    """A start of a gang. size: the number of slots of the first start, 0 before it. ends: None for a lost rank."""
+    """A start of a gang. size: the number of slots of the first start, 0 before it. ends: None for a lost rank.
 
-    def __init__(self, fleet: Fleet, launch: Launch, number: int, size: int = 0) -> None:
+    *avoided*: the nodes that it takes only where there are too few others.
+    """
+
+    def __init__(self, fleet: Fleet, launch: Launch, number: int, size: int = 0, avoided: Collection[str] = ()) -> None:
         self.size = size
+        self._avoided = avoided
         self.slots: list[InstanceInfo] = []
         self.ends: list[RankEnd | None] = []
         self._fleet = fleet
@@ -166,7 +225,7 @@ class _Start:
         known: dict[str, InstanceInfo] = {}
         while True:
             now = await self._connection.again(lambda _: self._connection.look())
-            wish = self._wish(now)
+            wish = self._best_wish(now)
             if isinstance(wish, SkyinfraError) or wish.size < self.size:
                 lacking_since = lacking_since or clock()
                 if clock() - lacking_since <= self._connection.patience and self._may_come(now):
@@ -190,6 +249,15 @@ class _Start:
     def _may_come(self, now: Snapshot) -> bool:
         """Returns whether waiting may help: a gang that had its slots may get them again; a new one fails at once."""
         return self.size > 0 or ranks.may_come(now, self._fleet.manifest, self._launch)
+
+    def _best_wish(self, now: Snapshot) -> Wish | InvalidField | SlotLost:
+        """As `_wish`, without the slots of nodes that are avoided where the others are enough."""
+        others = tuple(slot for slot in now.slots if slot.node not in self._avoided)
+        if len(others) < len(now.slots):
+            wish = self._wish(replace(now, slots=others))
+            if isinstance(wish, Wish) and wish.size >= self.size:
+                return wish
+        return self._wish(now)
 
     def _wish(self, now: Snapshot) -> Wish | InvalidField | SlotLost:
         """Returns the request for the head, or the error that makes one impossible."""
@@ -220,9 +288,17 @@ class _Start:
             uses=launch.secrets,
             at_head=self._fleet.trees,
         )
-        target = Target(slot=place.slots[place.rank])
-        outcome = await self._fleet.dispatcher.execute(shipment, target, windowed=False)
-        return cast(RankEnd, outcomes.result(outcome, title))
+        slot = place.slots[place.rank]
+        try:
+            outcome = await self._fleet.dispatcher.execute(shipment, Target(slot=slot), windowed=False, moves=False)
+            return cast(RankEnd, outcomes.result(outcome, title))
+        except SlotFailed as failed:
+            raise _RankFailedError(slot, failed) from failed
+        except SlotLost as lost:
+            state = self._fleet.dispatcher.snapshot.state
+            if state is None or slot not in state.sick:
+                raise
+            raise _RankFailedError(slot, SlotFailed(f"slot {slot} is sick: {state.sick[slot]}")) from lost
 
     async def _until_over(
         self, tasks: Sequence[asyncio.Task[RankEnd]], working: Sequence[asyncio.Task[RankEnd]]
@@ -230,8 +306,8 @@ class _Start:
         """Waits until the working ranks have ended well (returns None), or the gang is over (the first failed rank)."""
         watching = asyncio.create_task(self._watch())
         try:
-            pending = set(working)
-            while pending and not watching.done():
+            pending = set(tasks)
+            while pending.intersection(working) and not watching.done():
                 await asyncio.wait({*pending, watching}, return_when=asyncio.FIRST_COMPLETED)
                 for task in [task for task in pending if task.done()]:
                     task.result()

@@ -305,8 +305,10 @@ class Pool(Sender, Questions):
 
         The first rank that fails ends all, at once. What it raised is raised here, with its remote traceback and a note
         that names the rank; `GangFailed` where it ended without an exception, and for a script. Ctrl-C ends all ranks.
-        Raises `InvalidField`, `SlotLost`, `TaskNotPicklable`, `FleetUnreachable`, TimeoutError. Warns with
-        `GangWarning` where ranks share a GPU. The start of a rank that a head or a connection forgets is repeated.
+        Raises `InvalidField`, `SlotLost`, `TaskNotPicklable`, `FleetUnreachable`, TimeoutError. Where the slot of a
+        rank fails it for a reason of its node, the gang starts elsewhere, which is no restart; `SlotFailed` where it
+        cannot. Warns with `GangWarning` where ranks share a GPU. The start of a rank that a head or a connection
+        forgets is repeated.
         """
         gang = self._gang(*args, **given)
         received: queue.SimpleQueue[Received] = queue.SimpleQueue()

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 LOST = ("scheduler-close", "worker-handle-scheduler-connection-broken", "worker-heartbeat-missing")
 # After a scheduler that still takes this worker to be connected.
 _TAKEN_S = 0.5
+# Between two attempts to connect, Dask waits for up to twice as long as before, within the time for all of them.
+_CONNECT = "5s"
 
 
 def give_back_waiting(worker: Worker) -> None:
@@ -80,6 +82,8 @@ async def register_again(worker: Worker) -> None:
     A task that still runs is one that Dask takes to be cancelled; when the scheduler asks for it, it is taken back.
     """
     worker.state.tasks = _Unseen(worker.state.tasks)
+    arguments = worker.connection_args
+    worker.connection_args = {**arguments, "timeout": _CONNECT}
     try:
         while True:
             try:
@@ -88,6 +92,7 @@ async def register_again(worker: Worker) -> None:
             except ValueError:
                 await asyncio.sleep(_TAKEN_S)
     finally:
+        worker.connection_args = arguments
         worker.state.tasks = dict(worker.state.tasks)
 
 

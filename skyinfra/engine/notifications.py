@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 
 from skyinfra.engine import outgoing
 from skyinfra.errors import InvalidField
+from skyinfra.errors.printable import printable
 from skyinfra.protocol.jobs import JobInfo
 
 # Webhooks of one job.
@@ -59,6 +60,12 @@ class Notice:
     slot: str | None = None
     problem: str | None = None
     id: str | None = None
+
+    def __post_init__(self) -> None:
+        # What nodes and tasks say: in the mail that a command sends, a new line would be another header.
+        for name, value in vars(self).items():
+            if isinstance(value, str):
+                object.__setattr__(self, name, printable(value, None).replace("\n", "\\n"))
 
     @classmethod
     def of(cls, info: JobInfo, pool: str) -> Notice:

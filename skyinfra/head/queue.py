@@ -33,10 +33,12 @@ logger = logging.getLogger("skyinfra.runner")
 _LOOK_S = 1.0
 # A job that was sent is at its slot within that long.
 _SENT_S = 0.1
-# Workers connect to a head that has started within that long: they try every second.
+# Workers connect to a head that has started within that long: they try every few seconds, see `register_again`.
 _BACK_S = 20.0
 # Between two writes to a full disk.
 _RETRY_S = 5.0
+# Of `JobInfo.repeated`: how many attempts it names, the last ones.
+_REPEATED, _AND = 5, "; "
 # A write that has begun when the scheduler ends may take so long.
 _END_S = 5.0
 # What a slot must have to take a job, and how much of each; equal for jobs that the same slots take.
@@ -235,7 +237,9 @@ class Queue:
             where = f" on {job.info.slot}" if job.info.slot else ""
             why = f"attempt {job.info.attempts}{where} was lost while the head was away: it began again"
             logger.warning("job %s: %s", job.info.name, why)
-            job.note(repeated=why)
+            # Heads that end soon after each other know of the last attempt less than of the one before.
+            before = job.info.repeated.split(_AND)[1 - _REPEATED :] if job.info.repeated else []
+            job.note(repeated=_AND.join([*before, why]))
 
     def _done(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and task.exception() is not None:
@@ -318,7 +322,8 @@ class Queue:
         finally:
             execution.release(header.key)
         if ended is None:
-            self._repeat(job)
+            if not execution.ended:
+                self._repeat(job)
             return None
         job.note(slot=ended[1] or job.info.slot)
         return ended[0]

@@ -11,6 +11,7 @@ from typing import Any
 from distributed import Scheduler
 from distributed.comm import Comm
 from distributed.core import Status
+from tornado.ioloop import PeriodicCallback
 
 from skyinfra.engine import carried, dask_client, dask_comms, dask_scheduler, forwarding
 from skyinfra.engine.reverse_connections import PARK, can_connect
@@ -21,6 +22,7 @@ from skyinfra.head.execution import tasks_on_slots
 from skyinfra.head.leases import Leases
 from skyinfra.head.records import Records
 from skyinfra.head.secrets import HeadSecrets
+from skyinfra.head.spreading import spread
 from skyinfra.head.tunnel import Forwards, Tunnel
 from skyinfra.protocol import calls, fleet, rpc, services
 from skyinfra.protocol.fleet import FleetLayout, FleetState, FollowState, NodeFailure
@@ -39,6 +41,8 @@ _WORDS = 300
 # For a connection to a worker that has just registered.
 _REACH_S = 3.0
 
+# Between two looks for tasks that wait although a slot is free.
+_SPREAD_MS = 500
 # A task that waits for others says so every two seconds.
 _INSIDE_S = 5.0
 
@@ -105,6 +109,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         )
         self.handlers.update({**own, **self._leases.handlers, **Tunnel(self).handlers, **self._secrets.handlers})
         self.handlers.update(handlers or {})
+        self.periodic_callbacks["skyinfra-spread"] = PeriodicCallback(lambda: spread(self, self.leased), _SPREAD_MS)
         self.handlers[PARK] = self.keep_parked
         self.handlers[forwarding.OPERATION] = Forwards().join
 

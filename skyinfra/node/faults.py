@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from skyinfra.protocol.instance import NODE_DIRECTORY, instance_info
 
 # Our own functions, which start programs: see `of_node`.
 _OWN = "skyinfra.worker."
+_PACKAGE = Path(__file__).parents[1]
 _HINT = (
     "`skyinfra doctor` says what the node lacks; its slots take tasks again by themselves once it passes its checks."
 )
@@ -44,6 +46,18 @@ def of_node(error: BaseException) -> bool:
 def of_own(function: object, error: BaseException) -> bool:
     """Returns whether *function* is one of ours, and *error* its word that the node cannot do what it is to do."""
     return isinstance(error, SlotFailed) and str(getattr(function, "__module__", "")).startswith(_OWN)
+
+
+def broken_python(error: BaseException) -> SlotFailed | None:
+    """Returns the fault of the node where *error* says that a module of ours cannot be imported there; else None."""
+    if not isinstance(error, ImportError | SyntaxError) or isinstance(error, SkyinfraError):
+        return None
+    frames = traceback.extract_tb(error.__traceback__)
+    missing = f"{getattr(error, 'name', None)}.".startswith(_OWN)
+    file = error.filename if isinstance(error, SyntaxError) else frames[-1].filename if frames else ""
+    if missing or Path(file or "").is_relative_to(_PACKAGE):
+        return SlotFailed(f"the Python of the node is broken: {probe.said(error)}")
+    return None
 
 
 @contextlib.contextmanager

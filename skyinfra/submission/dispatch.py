@@ -157,24 +157,32 @@ class Dispatcher:
             self._stuck = None
 
     async def execute(
-        self, shipment: Shipment, target: Target, *, windowed: bool, arrivals: Arrivals | None = None
+        self,
+        shipment: Shipment,
+        target: Target,
+        *,
+        windowed: bool,
+        arrivals: Arrivals | None = None,
+        moves: bool = True,
     ) -> Outcome:
         """Runs one task. *arrivals*: gets the items of a generator. Cancelling stops the task.
 
-        Where a slot fails it, it is sent again, which counts as no attempt. Raises `SlotLost`, `SlotsHeld`,
-        `FleetUnreachable`, `TaskAttemptsExceeded`.
+        Where a slot fails it and it *moves*, it is sent again, which counts as no attempt. Raises `SlotLost`,
+        `SlotsHeld`, `FleetUnreachable`, `TaskAttemptsExceeded`.
         """
         with self.waiting_for(shipment.key, shipment.name, target, shipment.settings.timeout, arrivals) as waiting:
             if not shipment.brought:
                 await self.bring(shipment)
             async with self.place(target, windowed=windowed):
-                numbers, moves = itertools.count(), Moves()
+                numbers, failed = itertools.count(), Moves()
                 left = shipment.settings.retries
                 while True:
                     outcome = await self._one_attempt(shipment, numbers, waiting)
                     if (slot := outcome.slot_failed) is not None:
-                        if not moves.may_go_on(slot, len(self._snapshot.nodes)):
-                            return _given_up(outcome, moves)
+                        if not moves:
+                            return outcome
+                        if not failed.may_go_on(slot, len(self._snapshot.nodes)):
+                            return _given_up(outcome, failed)
                     elif left <= 0 or not may_pass(outcome):
                         return outcome
                     else:

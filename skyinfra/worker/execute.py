@@ -213,6 +213,8 @@ def _call(
     except BaseException as error:
         if isinstance(error, SlotFailed) or (is_late() and isinstance(error, KeyboardInterrupt)):
             raise
+        if (broken := faults.broken_python(error)) is not None:
+            raise broken from error
         with cancellation.reachable():
             end(_raised(task, error, masker))
             return

@@ -23,6 +23,7 @@ from skyinfra.protocol.gang import MEETS, Work
 from skyinfra.worker import output, secrets
 
 # Messages of a rank, each with its content; the parent answers a failure.
+BEGUN = "begun"  # None: Python has started, and has loaded what is ours
 FAILED = "failed"  # the time of the failure by `time.monotonic`, which all processes of a machine share
 OUTCOME = "outcome"  # a pickled Outcome
 
@@ -39,6 +40,7 @@ def main() -> int:
     # Now: the work may change its variables.
     _masker = secrets.of_process()
     work: Work = pipe.recv()
+    pipe.send((BEGUN, None))
     return _script(work, pipe) if work.call is None else _function(work, work.call, pipe)
 
 

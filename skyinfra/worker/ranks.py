@@ -24,6 +24,7 @@ from distributed import get_worker
 from distributed.comm import get_address_host
 
 from skyinfra.engine.waiting import interruptible
+from skyinfra.errors import SlotFailed
 from skyinfra.node import faults
 from skyinfra.protocol import calls, failures, gang, services
 from skyinfra.protocol.calls import PROGRAM_GRACE_S
@@ -38,6 +39,8 @@ _WAIT_S = 30.0
 # The rank that failed first has that long to say with what; one that has given its result, to end.
 _LAST_WORDS_S = 10.0
 _SIOCGIFADDR = 0x8915
+_NO_PYTHON = "the Python of the node does not start a rank: its process ended with exit code {code} before it had begun"
+_NO_PYTHON_HINT = "`skyinfra logs` has what it printed. Variables such as PYTHONHOME in env= do that as well."
 
 
 def run(place: Rank, work: Work) -> RankEnd:
@@ -121,6 +124,7 @@ class _Process:
         self._timers: list[threading.Timer] = []
         self._group = 0
         self._made: scripts.Place | None = None
+        self._begun = False
         self._failed = False
         self._outcome: bytes | None = None
         self._over = False
@@ -141,6 +145,8 @@ class _Process:
             # What the rank started and left behind may hold its end of the pipe.
             self._kill()
             listener.join(_LAST_WORDS_S)
+            if code > 0 and not (self._begun or self._over):
+                raise SlotFailed(_NO_PYTHON.format(code=code), hint=_NO_PYTHON_HINT)
             if self._made is not None and self._place.topic:
                 self._made.keep(scripts.reporter(self._place.topic, self._place.run_id))
         return self._ended(code)
@@ -175,14 +181,19 @@ class _Process:
             pipe.send(self._work)
             while True:
                 kind, content = pipe.recv()
-                if kind == rank.FAILED:
+                if kind == rank.BEGUN:
+                    self._begun = True
+                elif kind == rank.FAILED:
                     self._failed = True
                     self._head.wait(self._head.report(age=time.monotonic() - content))
                     pipe.send(None)
                 else:
                     self._outcome = content
                     self._after(_LAST_WORDS_S, self._kill)
-        if self._outcome is None and not self._failed and process.wait() != 0 and not self._over:
+        code = process.wait()
+        if self._outcome is None and not self._failed and code != 0 and not self._over:
+            if code > 0 and not self._begun:
+                return
             self._failed = True
             self._head.wait(self._head.report(died=True))
 

@@ -194,16 +194,17 @@ def program(
             leader = subprocess.Popen(guard, stdin=pipe, stdout=null, env=bare, process_group=0)
         group = stack.enter_context(leader).pid
         stack.callback(cancellation.signal_group, group, signal.SIGKILL)
-        process = subprocess.Popen(
-            command,
-            cwd=cwd,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            process_group=group,
-            pass_fds=pass_fds,
-        )
+        with faults.raised_by_node():
+            process = subprocess.Popen(
+                command,
+                cwd=cwd,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                process_group=group,
+                pass_fds=pass_fds,
+            )
         stack.enter_context(process)
         # Remaining processes of the program would keep the slot's memory.
         stack.callback(cancellation.signal_group, group, signal.SIGKILL)

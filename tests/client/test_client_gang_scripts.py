@@ -205,7 +205,7 @@ def test_a_closed_pool_starts_nothing(fleet):
 
 def test_ranks_of_a_script_may_clean_up_when_they_are_interrupted(pool, script, tmp_path, wait_until):
     path = script(
-        "import os, pathlib, time\nprint('on', flush=True)\ntry:\n    while True: time.sleep(0.05)\n"
+        "import os, pathlib, time\ntry:\n    print('on', flush=True)\n    while True: time.sleep(0.05)\n"
         f"finally: pathlib.Path({str(tmp_path)!r}, 'cleaned' + os.environ['SKYINFRA_RANK']).touch()\n"
     )
 

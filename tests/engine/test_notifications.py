@@ -34,6 +34,20 @@ def test_the_words() -> None:
     assert Notice("demo/mig", "n", "cancelled").text == "n on demo/mig: cancelled"
 
 
+def test_what_nodes_and_tasks_say_is_one_line_without_controls() -> None:
+    """A command of --notify may hand them to a mail program, for which a new line is another header."""
+    notice = Notice(
+        "demo/mig", "node n\r\nBcc: a@b\x1b[31m", "sick", slot="n\n1/0", problem="no\nspace\x1b]0;t\x07\u202e\0"
+    )
+    assert notice.subject == r"node n\nBcc: a@b\x1b[31m on demo/mig: sick"
+    assert notice.text == rf"{notice.subject} on slot n\n1/0: no\nspace\x1b]0;t\x07\u202e\x00"
+    with webhook_server() as server:
+        assert post(*webhooks([server.url("a")]), notice) is None
+        ((_, body),) = server.received
+    assert body["text"] == notice.text.replace("&", "&amp;")
+    assert set(body["job"].values()) >= {r"node n\nBcc: a@b\x1b[31m", r"no\nspace\x1b]0;t\x07\u202e\x00"}
+
+
 def test_slack_reads_no_markup_and_programs_read_fields() -> None:
     with webhook_server() as server:
         problem = "ValueError: <!channel> & more"

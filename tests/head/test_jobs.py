@@ -315,6 +315,60 @@ def test_an_attempt_that_its_worker_has_lost_begins_again_and_that_is_said(
     on_head(tmp_path, second)
 
 
+def test_where_an_attempt_was_lost_stays_said_when_the_next_head_ends_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue, "_BACK_S", 60.0)
+    first = "attempt 1 on n2/0 was lost while the head was away: it began again"
+
+    async def lost(head: Head, fleet: Slots) -> None:
+        # The head ends before it knows to which slot the second attempt went.
+        monkeypatch.setattr(fleet, "sent_to", lambda key: None)
+        head.jobs.claim(f"{(await head.info('one')).key}.1", "n2/0")
+        await until(lambda: fleet.adopted == ["one"])
+        next(iter(fleet.tasks.values())).set_result(None)
+        await until(lambda: fleet.started == ["one"])
+        assert (await head.info("one")).repeated == first
+
+    async def third(head: Head, fleet: Slots) -> None:
+        await until(lambda: fleet.started == ["one"])
+        fleet.end("one")
+        info = await head.info("one", 10)
+        second = "attempt 2 was lost while the head was away: it began again"
+        assert (info.attempts, info.repeated) == (3, f"{first}; {second}")
+
+    on_head(tmp_path, _one_runs)
+    on_head(tmp_path, lost)
+    monkeypatch.setattr(queue, "_BACK_S", 0.0)
+    on_head(tmp_path, third)
+
+
+def test_an_attempt_that_was_taken_over_is_not_lost_with_the_scheduler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue, "_BACK_S", 60.0)
+
+    async def second(head: Head, fleet: Slots) -> None:
+        key = f"{(await head.info('one')).key}.1"
+        head.jobs.claim(key, "n2/0")
+        await until(lambda: fleet.adopted == ["one"])
+        monkeypatch.setattr(fleet, "ended", True)
+        next(iter(fleet.tasks.values())).set_result(None)
+        await until(lambda: not fleet.tasks)
+        await head.jobs.stop()
+        # The next scheduler of the same head.
+        monkeypatch.setattr(fleet, "ended", False)
+        head.jobs.start(fleet)  # type: ignore[arg-type]
+        head.jobs.claim(key, "n2/0")
+        await until(lambda: fleet.adopted == ["one"] * 2)
+        fleet.end("one")
+        info = await head.info("one", 10)
+        assert (info.attempts, info.repeated, fleet.started) == (1, None, [])
+
+    on_head(tmp_path, _one_runs)
+    on_head(tmp_path, second, slots=Slots(0))
+
+
 def test_a_job_that_is_cancelled_while_its_slot_is_away_is_not_taken_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

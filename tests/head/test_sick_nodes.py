@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -126,3 +128,62 @@ def test_a_node_whose_python_is_broken_is_said_to_be_sick(
         code.write_text(whole)
         until(lambda: len(pool.slots()) == 4, "its slots are back")
         assert pool.look().state.sick == {}
+
+
+@pytest.mark.slow
+def test_who_waits_with_notify_hears_of_a_node_that_becomes_sick(make_node: MakeNode, tmp_path: Path) -> None:
+    """The attached run tells webhooks and commands, as the head does for its jobs; as does who waits for a job."""
+    head = make_node("n1", accelerator=h100(BIG))
+    head.boot()
+    other = make_node(
+        "n2", head=False, scheduler=head.directory.scheduler_file.read_text().strip(), accelerator=h100(BIG)
+    )
+    manifest, script, path, ran, lines = (
+        tmp_path / name for name in ("fleet.json", "train.py", "waits", "ran", "lines")
+    )
+    manifest.write_text(json.dumps(manifest_of(head).to_json()))
+    script.write_text(
+        "import os, sys, time\nopen(sys.argv[1], 'w').close()\n"
+        "while not os.path.exists(sys.argv[1] + '.open'):\n    time.sleep(0.01)\n"
+    )
+    command = f"command:cat >> {lines}"
+    with ExitStack() as stack:
+        server = stack.enter_context(webhook_server())
+        config = {name: (other.path / name).read_text() for name in ("node.json", "secret")}
+        small = stack.enter_context(disk(other.path))
+        for name, text in config.items():
+            (other.path / name).write_text(text)
+        stack.callback(other.run, "stop", "--timeout", "10")
+        other.boot()
+        with connect(str(manifest)) as pool:
+            until(lambda: len(pool.slots()) == 4, "all slots are there")
+            job = pool.select(node="n1").detach(Task(wait_for, (str(path),)), "waits")
+            clients = [
+                client(stack, "run", "--alone", "--notify", server.url("run"), *map(str, (manifest, script, ran))),
+                client(stack, "jobs", "result", str(manifest), "waits", "--notify", command),
+            ]
+            until(ran.exists, "the script runs")
+            small.fill()
+            try:
+                assert list(pool.map(add, range(40), range(40))) == [2 * number for number in range(40)]
+                until(lambda: server.received and lines.exists() and lines.read_text(), "both are told")
+            finally:
+                small.mend()
+                Path(f"{path}.open").touch()
+                Path(f"{ran}.open").touch()
+            assert [each.wait(60) for each in clients] == [0, 0]
+            assert job.result(timeout=60) is None
+        sick, ended = server.texts()
+        assert sick.startswith("node n2 on demo/mig: sick: ") and "No space left on device" in sick
+        assert ended.startswith(f"train.py on {manifest}: done")
+        sick, ended = lines.read_text().splitlines()
+        assert sick.startswith("node n2 on demo/mig: sick: ")
+        assert ended.startswith("waits on demo/mig: done")
+
+
+def client(stack: ExitStack, *arguments: str) -> subprocess.Popen[bytes]:
+    """A command of skyinfra that runs until the end of *stack*."""
+    started = subprocess.Popen([sys.executable, "-m", "skyinfra.cli", *arguments], stdin=subprocess.DEVNULL)
+    stack.callback(started.wait)
+    stack.callback(started.kill)
+    return started

@@ -7,6 +7,7 @@ The client is in the namespace of this machine.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -44,6 +45,9 @@ READY_S = 90.0
 RESULT_S = 300.0
 
 
+_LETTERS = itertools.cycle("abc")
+
+
 class Unavailable(Exception):
     """Why there can be no such fleet on this machine."""
 
@@ -57,13 +61,14 @@ def network() -> Network:
             raise Unavailable(f"{program} of iproute2 is missing on this machine")
     bed_network.sweep(PREFIX, _alive)
     try:
-        return Network(f"{PREFIX}{os.getpid()}")
+        # A process may have several.
+        return Network(f"{PREFIX}{os.getpid()}{next(_LETTERS)}")
     except OSError as error:
         raise Unavailable(f"this machine allows no bridge: {error}") from None
 
 
 def _alive(name: str) -> bool:
-    pid = name.removeprefix(PREFIX).split("n")[0]
+    pid = name.removeprefix(PREFIX).split("n")[0].rstrip("abc")
     return Path(f"/proc/{pid}").exists()
 
 

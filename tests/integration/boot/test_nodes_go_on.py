@@ -21,6 +21,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("booted-three")]
 
 SLOTS = 4
 CUT_S = 60.0
+# Those that a node of this place has; their folders below /run are there while they run.
+WATCHDOGS = ("skyinfra-interrupt", "skyinfra-watch")
 
 
 def devices(machine: Machine) -> dict[str, str]:
@@ -65,6 +67,39 @@ def test_a_runner_that_is_killed_comes_back(three: Fleet) -> None:
     until(lambda: str(machine.status().get("pid")) == machine.show("skyinfra-runner", "MainPID"))
     three.wait(machine)
     assert devices(machine) == before
+    check(three)
+
+
+@pytest.mark.parametrize("which", [1, 0], ids=["worker", "head"])
+def test_watchdogs_that_are_killed_come_back_and_then_the_runner_does(three: Fleet, which: int) -> None:
+    """systemd starts each of them again; while one of them is away, status says so."""
+    machine = three.nodes[which]
+    before = devices(machine)
+    assert machine.status()["unwatched"] is None
+    there = [unit for unit in WATCHDOGS if machine.show(unit, "UnitFileState") == "enabled"]
+    assert there
+    for unit in (*there, "skyinfra-runner"):
+        old = until(lambda unit=unit: machine.show(unit, "MainPID").removeprefix("0"))  # type: ignore[misc]
+        machine.execute("kill", "-9", old)
+        until(lambda unit=unit, old=old: machine.show(unit, "MainPID") not in ("0", old))  # type: ignore[misc]
+        assert machine.show(unit, "NRestarts") != "0"
+    until(lambda: str(machine.status().get("pid")) == machine.show("skyinfra-runner", "MainPID"))
+    three.wait(machine)
+    assert devices(machine) == before
+    # Not within the moment that systemd takes: the runner has seen all of them again.
+    for unit in there:
+        until(lambda unit=unit: machine.execute("test", "-d", f"/run/{unit}", check=False).returncode == 0)  # type: ignore[misc]
+    assert machine.status()["unwatched"] is None
+    for unit in there:
+        machine.execute("systemctl", "stop", unit)
+        said = f"{unit} does not run: `journalctl -u {unit}` says more"
+        try:
+            until(lambda said=said: machine.status()["unwatched"] == said)  # type: ignore[misc]
+            with three.connect() as pool:
+                until(lambda said=said: pool.look().state.unwatched == {machine.name: said})  # type: ignore[misc]
+        finally:
+            machine.execute("systemctl", "start", unit)
+        until(lambda: machine.status()["unwatched"] is None)
     check(three)
 
 

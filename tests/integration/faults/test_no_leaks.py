@@ -14,8 +14,9 @@ from tasks_on_nodes.faults import echo
 # The fixture that all share is made once: the tests run in one process.
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("faults-tasks")]
 
-TASKS = 5_000
-# Argument and result of a task. What kept either would grow by 20 MB with 5,000 tasks; the head and the workers may
+ROUNDS = 6
+TASKS = 2_500
+# Argument and result of a task. What kept either would grow by 10 MB in each round; the head and the workers may
 # grow by a part of that, for allocators give memory back late.
 PAYLOAD = bytes(4_000)
 GROWTH = TASKS * len(PAYLOAD) // 3
@@ -23,20 +24,23 @@ GROWTH = TASKS * len(PAYLOAD) // 3
 
 def test_further_thousands_of_tasks_take_no_more_memory(fleet: Fleet) -> None:
     workers = fleet.settled()
+    # Of attempts that ended with a node that another test has killed.
+    before = {file for node in fleet.nodes for file in (node.folder / "attempts").iterdir()}
     sizes = []
     with fleet.connect() as pool:
-        for _ in range(3):
+        for _ in range(ROUNDS):
             results = pool.map(echo, itertools.repeat(PAYLOAD, TASKS), window=4 * fleet.size, ordered=False)
             assert sum(len(result) for result in results) == TASKS * len(PAYLOAD)
             gc.collect()
             sizes.append((fleet.head.memory(), rss(*workers.values()), rss(os.getpid())))
     assert fleet.settled() == workers, "a worker was replaced"
-    # A leak grows in each round; an allocator that other tests have left in pieces may grow in one.
+    # A leak grows in each round; an allocator that other tests have left in pieces grows in some: by 6 MB, then by 0.3
+    # to 3 MB in each of five rounds of 5,000 tasks, all workers together, on a busy machine (2026-11-25).
     grown = [min(b - a for a, b in itertools.pairwise(column)) for column in zip(*sizes, strict=True)]
     named = dict(zip(("head", "workers", "client"), grown, strict=True))
     assert {name: size for name, size in named.items() if size > GROWTH} == {}
     for node in fleet.nodes:
-        assert list((node.folder / "attempts").iterdir()) == []
+        assert set((node.folder / "attempts").iterdir()) <= before
         assert len(list((node.folder / "tasks").iterdir())) == 0
 
 

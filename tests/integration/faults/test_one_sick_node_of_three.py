@@ -16,12 +16,13 @@ from pathlib import Path
 import pytest
 from devices.small_disks import Disk, disk
 from namespaces.fleet import RESULT_S, Fleet, Unavailable, network
-from tasks_on_nodes.faults import count, started_again, where
+from tasks_on_nodes.faults import count, started_again, starts, where
 from terraform_projects.commands import until
 
 import skyinfra
 from skyinfra.blobs.payload import INLINE
-from skyinfra.client import Pool
+from skyinfra.client import Pool, open_pool
+from skyinfra.errors import SlotFailed
 
 # The fixture that all share is made once: the tests run in one process.
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("faults-sick")]
@@ -164,6 +165,60 @@ def test_no_task_fails_for_a_sick_node(made: Bed, tmp_path: Path, fault: Fault) 
         until(lambda: len(pool.slots()) == bed.fleet.size, seconds=RESULT_S)
         assert not pool.look().state.sick
     bed.fleet.settled()
+
+
+@contextlib.contextmanager
+def loaded_ranks(bed: Bed, pool: Pool) -> Iterator[None]:
+    """The processes of ranks do not start; the workers, which have loaded it before, do not notice."""
+    assert len(pool.launch(where, framework="none")) == bed.fleet.size
+    with broken_ranks(bed, pool):
+        yield
+
+
+@contextlib.contextmanager
+def broken_ranks(bed: Bed, _: Pool) -> Iterator[None]:
+    """What workers load for a rank is broken."""
+    code = bed.installed / "skyinfra" / "worker" / "rank.py"
+    whole = code.read_text()
+    code.write_text("raise ImportError('a broken Python')\n")
+    try:
+        yield
+    finally:
+        code.write_text(whole)
+
+
+@pytest.mark.parametrize("fault", [full, read_only, no_descriptors, loaded_ranks, broken_ranks])
+def test_a_gang_goes_elsewhere_from_a_sick_node(made: Bed, tmp_path: Path, fault: Fault) -> None:
+    bed, journal = made, tmp_path / "journal"
+    bed.fleet.settled()
+    with bed.fleet.connect() as pool:
+        # The sick one is the second to be asked; the function has no retries.
+        with fault(bed, pool):
+            assert on_nodes(pool, journal, nodes=2, per_node=4) == ["n0"] * 4 + ["n2"] * 4
+        until(lambda: len(pool.slots()) == bed.fleet.size, seconds=RESULT_S)
+    assert {node.rpartition("/")[0] for _, node in starts(journal)} <= {"n0", "n2"}
+    bed.fleet.settled()
+
+
+def test_a_gang_that_has_nowhere_else_says_what_its_slot_lacks(made: Bed, tmp_path: Path) -> None:
+    bed = made
+    bed.fleet.settled()
+    with open_pool(bed.fleet.manifest, patience=6) as pool:
+        with full(bed, pool), pytest.raises(SlotFailed) as failed:
+            on_nodes(pool, tmp_path / "journal", nodes=3, per_node=4)
+        assert f"slot {SICK}/" in str(failed.value) and "No space left on device" in str(failed.value)
+        assert "nowhere else: the fleet has 2 nodes" in str(failed.value)
+        until(lambda: len(pool.slots()) == bed.fleet.size, seconds=RESULT_S)
+        assert on_nodes(pool, tmp_path / "again", nodes=3, per_node=4) == [
+            n for n in ("n0", SICK, "n2") for _ in "1234"
+        ]
+    bed.fleet.settled()
+
+
+def on_nodes(pool: Pool, journal: Path, *, nodes: int, per_node: int) -> list[str]:
+    """The nodes of the ranks of a gang."""
+    ended = pool.launch(count, 0, str(journal), 0.0, nodes=nodes, per_node=per_node, framework="none", timeout=RESULT_S)
+    return [node for _, node in ended]
 
 
 def size(data: bytes) -> tuple[int, str]:

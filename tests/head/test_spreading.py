@@ -1,0 +1,76 @@
+"""No task waits behind a long one while a slot is free, however long Dask takes either to be."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from local_fleets.client_fixtures import Fleet, eventually
+
+from skyinfra.client import Pool, open_pool
+
+# From then on, the slots with shorter tasks are idle to Dask, whatever waits behind them.
+LONG_S = 4.0
+PATIENCE_S = 60.0
+
+
+def hold(path: str) -> str:
+    while not Path(path).exists():
+        time.sleep(0.01)
+    return path
+
+
+def sometimes(path: str | None) -> str | None:
+    """Is over at once, or when it is let through: what it took before says nothing."""
+    return None if path is None else hold(path)
+
+
+def other(path: str) -> str:
+    return hold(path)
+
+
+def sent(pool: Pool) -> int:
+    """How many tasks slots have been given."""
+
+    async def ask() -> int:
+        return sum(map(len, (await pool._fleet.connection.client.processing()).values()))
+
+    return pool._fleet.in_loop(ask())
+
+
+@pytest.fixture
+def pools(tmp_path: Path) -> Iterator[tuple[Pool, Pool]]:
+    """Two clients: each sends as many tasks as there are slots."""
+    made = Fleet(tmp_path, nodes=("n0",), slots=3)
+    try:
+        with open_pool(made.manifest) as pool, open_pool(made.manifest) as second:
+            eventually(lambda: len(pool.slots()) == 3)
+            yield pool, second
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["a new function", "one that was short before"])
+def test_a_task_leaves_a_slot_with_a_long_one_for_a_free_slot(
+    pools: tuple[Pool, Pool], tmp_path: Path, known: bool
+) -> None:
+    pool, second = pools
+    paths = [str(tmp_path / name) for name in ("long", "second", "third")]
+    held: Callable[[str], object] = sometimes if known else other
+    if known:
+        assert list(pool.map(sometimes, [None] * 30)) == [None] * 30
+    long = pool.submit(hold, paths[0])
+    eventually(lambda: any(each.seconds > LONG_S for tasks in pool.running().values() for each in tasks))
+    others = [pool.submit(held, path) for path in paths[1:]]
+    eventually(lambda: sum(map(len, pool.running().values())) == 3)
+    # One of them, at least, is behind the second or the third.
+    waiting = [second.submit(sometimes, None) for _ in range(3)]
+    eventually(lambda: sent(pool) == 6)
+    Path(paths[1]).touch()
+    assert [future.result(timeout=PATIENCE_S) for future in waiting] == [None] * 3
+    assert not any(future.done() for future in (long, others[1]))
+    for path in paths:
+        Path(path).touch()
+    assert [future.result(timeout=PATIENCE_S) for future in (long, *others)] == paths
