@@ -25,6 +25,7 @@ from skyinfra.cli.options import (
     takes_records,
 )
 from skyinfra.errors import NotOffered, counted
+from skyinfra.errors.printable import printable
 from skyinfra.offers import Offer, Price, Query
 from skyinfra.packing import Given, Machines, Packing
 from skyinfra.terminal import tables
@@ -84,15 +85,24 @@ def show_offers(
     rdma: Annotated[
         bool, typer.Option("--rdma", help="Those alone whose nodes InfiniBand, RoCE or EFA connects.")
     ] = False,
+    refresh: Annotated[
+        bool,
+        typer.Option("--refresh", help="Ask for the prices, keep them in the cache folder, and say who answered."),
+    ] = False,
     as_json: Json = False,
     wide: Wide = False,
 ) -> None:
     """List the machines that carry an accelerator, cheapest first. With dated prices; --live asks for those of now."""
+    if refresh:
+        if live or rdma or accelerator or wanted != Wanted(provider=wanted.provider):
+            raise typer.BadParameter("goes with --provider and --json alone", param_hint="--refresh")
+        _refresh(wanted.provider, as_json)
+        return
     with errors_name_options():
         names = accelerator.split(",") if accelerator and "," in accelerator else accelerator
         query = offers.ask(names, **vars(wanted))
     asked = ask_providers(query) if live else None
-    every = asked.offers if asked else offers.load()
+    every = asked.offers if asked else _newest()
     found = query.run([offer for offer in every if providers.network(offer)] if rdma else every)
     if not found and rdma and query.run(every):
         hint = "Leave it out to see them."
@@ -111,6 +121,35 @@ def show_offers(
     last = f"{SELECTED} is what would be selected. The quotas of your account are not known here."
     for line in (*notes, last if selected else NONE):
         out.print(escape(line), soft_wrap=True)
+
+
+def _newest() -> tuple[Offer, ...]:
+    """Returns the shipped offers, with the prices that a refresh has got since."""
+    from skyinfra.preflight.refreshed import with_cached
+
+    return with_cached(offers.load())
+
+
+def _refresh(given: list[str] | None, as_json: bool) -> None:
+    """Renews the cached prices. Ends with 1 where a provider failed, or none could be asked."""
+    from skyinfra.preflight.refreshed import cache_file, refresh
+
+    with errors_name_options():
+        query = offers.ask(None, provider=given)
+    with working("offers: asking the providers"):
+        answers = refresh(query.providers)
+    asked = {answer.provider for answer in answers if answer.result == "asked"}
+    lines = [*map(str, answers), f"The prices are in {cache_file()}." if asked else "No price was renewed."]
+    if as_json:
+        renewed = [offer for offer in _newest() if offer.provider in asked]
+        listed = [offer_document(offer) | dict.fromkeys(("selected", "chosen"), False) for offer in renewed]
+        tables.print_document({"offers": listed, "notes": lines})
+    else:
+        out = tables.console()
+        for line in lines:
+            out.print(escape(printable(line)), soft_wrap=True)
+    if not asked or any(answer.result == "failed" for answer in answers):
+        raise typer.Exit(1)
 
 
 def _deploys(offer: Offer) -> str:
@@ -178,6 +217,8 @@ def remarks(query: Query, found: tuple[Offer, ...]) -> list[str]:
         lines.append(
             "? is a price that cannot be right and is not counted; --json says why, in the notes of the offer."
         )
+    if any(price and price.is_old() for offer in found for price in (offer.on_demand, offer.spot)):
+        lines.append("(old) is a price of more than 12 months ago; skyinfra offers --refresh asks for those of now.")
     if len(priced) < len(found):
         lines.append(
             f"The {purchase} price of {len(found) - len(priced)} of them is not known or doubtful; they come last."
@@ -224,7 +265,7 @@ def cell(price: Price | None) -> str:
     if price is None:
         return "unknown"
     before = "before " if price.basis == "undated" else ""
-    return escape(f"{price.marked()} {price.region} {before}{price.date}")
+    return escape(f"{price.marked()} {price.region} {before}{price.date}{' (old)' if price.is_old() else ''}")
 
 
 # Packing -----------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -58,6 +59,11 @@ class Price:
     def __str__(self) -> str:
         before = "before " if self.basis == "undated" else ""
         return f"{self.marked('/h')} in {self.region}, {before}{self.date}"
+
+    def is_old(self, today: str | None = None) -> bool:
+        """Returns whether it is of more than twelve months before *today* ("2026-11-25"), by default the clock's."""
+        day = today or datetime.now(UTC).strftime("%Y-%m-%d")
+        return self.date < f"{int(day[:4]) - 1}{day[4:]}"[: len(self.date)]
 
     def marked(self, unit: str = "") -> str:
         """The amount with *unit* and the mark of its basis: ``~$26.42/h`` for an estimate, ``$43.07?`` for a doubt."""

@@ -69,18 +69,18 @@ def look_up(query: Query, *, environment: Mapping[str, str] | None = None, secon
         if isinstance(machines, Unanswered):
             continue
         here = [each for each in machines if each.regions != ()]
-        made = [offer for each in here if (offer := _offer(kind, each, today)) is not None]
-        offers += made
+        carrying = [offer for each in here if (offer := made(kind, each, today)) is not None]
+        offers += carrying
         if not all(table.complete for table in asked[kind].machines):
             names = {each.name for each in machines}
             offers += [each for each in load() if each.provider == kind and each.machine_type not in names]
         answered[kind] = len(machines)
-        sold_out[kind], unknown[kind] = len(machines) - len(here), len(here) - len(made)
+        sold_out[kind], unknown[kind] = len(machines) - len(here), len(here) - len(carrying)
     return Live(tuple(offers), answered, silent, unknown, sold_out)
 
 
-def _offer(kind: str, machine: Listed, today: str) -> Offer | None:
-    """The offer, with the accelerator that the listing names where it is not shipped; None where that is unknown."""
+def made(kind: str, machine: Listed, today: str) -> Offer | None:
+    """Returns the offer, with the listing's accelerator where it is not shipped; None where that is unknown."""
     shipped = next((o for o in load() if (o.provider, o.machine_type) == (kind, machine.name)), None)
     offer = shipped or _unshipped(kind, machine)
     if offer is None:

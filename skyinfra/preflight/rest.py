@@ -130,6 +130,8 @@ class Api:
                 raise self._refused(error.code) from None
         except TimeoutError:
             raise Unanswered("silent", "it did not answer in time") from None
+        except RecursionError:
+            raise Unanswered("silent", "what it answered is not JSON") from None
         except (urllib.error.URLError, HTTPException, OSError, ValueError) as error:
             if isinstance(getattr(error, "reason", None), TimeoutError):
                 raise Unanswered("silent", "it did not answer in time") from None

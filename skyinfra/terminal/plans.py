@@ -102,6 +102,8 @@ def _cost_remarks(cost: Cost) -> list[str]:
             )
         if pool.elsewhere is not None:
             lines.append(f"{pool.pool}: the price is that of {pool.elsewhere}; none of {pool.region} is known.")
+        if pool.price is not None and pool.price.is_old():
+            lines.append(f"{pool.pool}: the price is of {pool.price.date}, more than 12 months ago.")
         if pool.dearest is not None:
             machine, price = pool.dearest
             lines.append(f"{pool.pool}: up to {usd(pool.of_nodes(price))}/h if all nodes are {machine}.")

@@ -215,3 +215,12 @@ def test_amounts_are_written_as_people_write_them() -> None:
         "$6.88",
     ]
     assert str(Price(0.9, "FIN-02", "2026-05-24", "undated")) == "$0.90/h in FIN-02, before 2026-05-24"
+
+
+@pytest.mark.parametrize(
+    ("date", "old"),
+    [("2025-11-24", True), ("2025-11-25", False), ("2025-11", False), ("2025-10", True), ("2026-11-25", False)],
+)
+def test_a_price_of_more_than_twelve_months_is_old(date: str, old: bool) -> None:
+    assert Price(1.0, "us-east-1", date).is_old("2026-11-25") is old
+    assert not Price(1.0, "us-east-1", "2024-02-28").is_old("2024-02-29")
