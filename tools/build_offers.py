@@ -191,6 +191,8 @@ class Prices:
 def prices(row: Row) -> Prices:
     """The prices, without those that are none of the machine; those that cannot be right are marked."""
     found = Prices(price(row, "on_demand"), price(row, "spot"))
+    if why := FACTS.matching("not_on_demand", provider(row), row["instance_type"]):
+        found.drop("on_demand", why)
     if found.on_demand and "accelerator price only" in row["notes"]:
         for kind in ("on_demand", "spot"):
             found.drop(kind, "is that of the accelerators alone; the N1 host is added to it")

@@ -7,7 +7,8 @@ It prints what changes: prices and by how much, machine types that are new, and 
 file is read as what it is:
 
 - a catalog in the form of SkyPilot's (vms.csv): prices by region, and machine types that the table has not;
-- the price list of Karpenter's AWS provider (zz_generated.pricing_aws.go), which says its own date;
+- the price lists of Karpenter's providers for AWS and Azure (zz_generated.pricing*.go), which say their own dates;
+- that of its provider for Google Cloud (initial-prices.json), whose date is that of the commit;
 - AWS's spot advisor (spot-advisor-data.json): a spot price is the on-demand price less the advisor's saving, so it
   comes after the price list;
 - a list of offerings as those of tardellirs/gpu-pricing (offerings.json), whose entries say their own dates.
@@ -41,8 +42,8 @@ LABELS = {"on_demand": "on demand", "spot": "spot"}
 
 _ARGUMENT = re.compile(r"(?P<provider>[a-z0-9-]+)=(?P<file>.+?)(?:@(?P<day>\d{4}-\d\d-\d\d))?")
 _GENERATED = re.compile(r"// generated at (\d{4}-\d\d-\d\d)")
-_REGION = re.compile(r'\s*"([a-z0-9-]+)": \{')
-_PRICE = re.compile(r'"([a-z0-9.-]+)": ([0-9.]+)')
+_REGION = re.compile(r'\s*(?:initialOnDemandPrices\[)?"([a-z0-9-]+)"(?:: |\] = map.*)\{')
+_PRICE = re.compile(r'"([\w.-]+)": +([0-9.]+)')
 _TIER = re.compile(r" \((community|secure|spot)\)$")
 _RENEWED = re.compile(r"; prices \S+ of \d{4}-\d\d-\d\d$")
 # Notes on the price that a row had, which say nothing about another one.
@@ -170,7 +171,7 @@ def _memory(text: str) -> str:
 
 
 def price_list(provider: str, name: str, text: str, day: str, rows: list[Row]) -> Listing:
-    """Karpenter's list of AWS's on-demand prices, of the machine types that the table has."""
+    """Karpenter's list of on-demand prices of AWS or Azure, of the machine types that the table has."""
     known, region, seen = {row["instance_type"] for row in rows}, "", []
     for line in text.splitlines():
         if start := _REGION.match(line):
@@ -178,6 +179,17 @@ def price_list(provider: str, name: str, text: str, day: str, rows: list[Row]) -
         for machine_type, price in _PRICE.findall(line):
             if machine_type in known:
                 seen.append(Seen(machine_type, region, float(price), None))
+    return Listing(provider, name, day, seen)
+
+
+def regional(provider: str, name: str, text: str, day: str, rows: list[Row]) -> Listing:
+    """Karpenter's prices of Google Cloud by region and purchase, of the machine types that the table has."""
+    known, seen = {row["instance_type"] for row in rows}, []
+    for region, prices in json.loads(text)["prices"].items():
+        on_demand, spot = prices.get("on_demand", {}), prices.get("spot", {})
+        for machine_type in sorted(known & {*on_demand, *spot}):
+            both = (round(each[machine_type], 4) if machine_type in each else None for each in (on_demand, spot))
+            seen.append(Seen(machine_type, region, *both))
     return Listing(provider, name, day, seen)
 
 
@@ -229,6 +241,8 @@ def read(argument: str, rows: list[Row]) -> Listing:
         reader = catalog
     elif generated := _GENERATED.search(text[:5000]):
         reader, day = price_list, day or generated[1]
+    elif text.startswith('{"prices":'):
+        reader = regional
     elif '"spot_advisor"' in text:
         reader = advisor
     else:

@@ -169,3 +169,25 @@ def test_a_list_without_a_date_is_refused(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "tools" / "refresh_offers.py"), "--table", "table.csv", given]
     result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert result.returncode != 0 and "does not say of which day it is" in result.stderr
+
+
+def test_prices_of_karpenter_for_azure_and_google(tmp_path: Path) -> None:
+    azure = "azure,Standard_NC4as_T4_v3,T4,1,16,,4,28,0.6,eastus,2026-05-20,0.1,eastus,2026-05-20,eastus,snapshot,"
+    google = "gcp,a2-ultragpu-1g,A100,1,80,,12,170,2.9,us-central1,2026-05-20,2.5,us-central1,2026-05-20,,snapshot,"
+    (tmp_path / "list.go").write_text(
+        "// generated at 2026-06-18T03:43:41Z\n"
+        'initialOnDemandPrices["australiaeast"] = map[string]float64{\n\t"Standard_NC4as_T4_v3":   0.684000,\n}\n'
+        'initialOnDemandPrices["eastus"] = map[string]float64{\n\t"Standard_NC4as_T4_v3":   0.526000,\n\t"X": 1.0,\n}\n'
+    )
+    prices = {"us-central1": {"on_demand": {"a2-ultragpu-1g": 5.06879}, "spot": {"a2-ultragpu-1g": 2.7595, "x": 1}}}
+    (tmp_path / "list.json").write_text(json.dumps({"prices": {**prices, "us-east1": {"on_demand": {}}}}))
+    given = ("azure=list.go", "gcp=list.json@2026-08-03", "--write")
+    report, (first, second) = refresh(tmp_path, [azure, google], *given)
+    assert "azure, list.go of 2026-06-18: 1 prices renewed, 1 moved" in report
+    assert (first["on_demand_usd_h"], first["on_demand_region"], first["spot_date"]) == (
+        "0.526",
+        "eastus",
+        "2026-05-20",
+    )
+    assert "a2-ultragpu-1g: on demand $2.9 -> $5.0688 (+75 %) in us-central1" in report
+    assert (second["spot_usd_h"], second["on_demand_date"]) == ("2.7595", "2026-08-03")

@@ -186,7 +186,7 @@ def test_azure_asks_for_the_sizes_of_the_query_page_by_page() -> None:
     offer = of(live, "azure")["Standard_ND96isr_H100_v5"]
     assert (offer.on_demand, offer.spot) == (Price(98.32, "eastus", TODAY), Price(16.0, "eastus", TODAY))
     # Only these sizes were asked for, in that region: the others are as shipped.
-    assert of(live, "azure")["Standard_NC4as_T4_v3"].on_demand == Price(0.526, "eastus", "2026-05-20")
+    assert of(live, "azure")["Standard_NC4as_T4_v3"].on_demand == Price(0.526, "eastus", "2026-06-18")
 
 
 def test_partial_answers_and_who_did_not_answer() -> None:
