@@ -95,7 +95,7 @@ def show_offers(
     """List the machines that carry an accelerator, cheapest first. With dated prices; --live asks for those of now."""
     if refresh:
         if live or rdma or accelerator or wanted != Wanted(provider=wanted.provider):
-            raise typer.BadParameter("goes with --provider and --json alone", param_hint="--refresh")
+            raise typer.BadParameter("takes no other option than --provider and --json", param_hint="--refresh")
         _refresh(wanted.provider, as_json)
         return
     with errors_name_options():
