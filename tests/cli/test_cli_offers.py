@@ -42,7 +42,7 @@ def test_the_chosen_row_is_marked_and_prices_have_region_and_date() -> None:
     assert lines[0].split()[:3] == ["PROVIDER", "MACHINE", "ACCELERATOR"]
     assert lines[1].startswith("->") and "p5.48xlarge" in lines[1]
     assert "$55.04 us-east-1 2026-07-20" in lines[1] and "~$26.42 us-east-1 2025-07-28" in lines[1]
-    assert not lines[2].startswith("->") and "$98.32 eastus 2026-05-20" in lines[2]
+    assert not lines[2].startswith("->") and "$98.32 eastus 2026-06-18" in lines[2]
 
 
 def test_the_chosen_row_is_one_that_can_be_deployed() -> None:
@@ -104,7 +104,7 @@ def test_providers_that_cannot_be_deployed_to_say_why() -> None:
 def test_a_doubtful_price_is_marked_and_does_not_count() -> None:
     out = run("H100:8", "--provider", "gcp")
     assert "$43.07? us-central1 2026-05-20" in out and "? is a price that cannot be right" in out
-    assert "a3-megagpu-8g" in out.splitlines()[1]  # at twice as much, but believed
+    assert "a3-highgpu-8g" in out.splitlines()[1]  # at twice as much, but believed
     with pytest.raises(NotOffered):
         run("H100:8", "--provider", "gcp", "--max-price", "50")
 
@@ -121,7 +121,7 @@ def test_what_a_reader_must_know_is_said() -> None:
     assert "g6f" not in out
     assert "g6f.large" in run("L4", "--fraction", "0.125")
     assert "~ is an estimate" in run("H100:8", "--provider", "aws", "--spot")
-    assert "price of 2 of them is not known or doubtful" in run("H100:8")
+    assert "price of 1 of them is not known or doubtful" in run("H100:8")
 
 
 def test_minima_and_preferences() -> None:

@@ -37,7 +37,7 @@ def refused(error: type[sky.SkyinfraError], accelerator: Any = None, **fields: A
 @pytest.mark.parametrize(
     ("accelerator", "machine_type", "count"),
     [
-        ("H100:8", "a3-megagpu-8g", 8),
+        ("H100:8", "a3-highgpu-8g", 8),
         ("A100-40GB:4", "a2-highgpu-4g", 4),
         ("L4", "g2-standard-4", 1),
         ("L4:8", "g2-standard-96", 8),
