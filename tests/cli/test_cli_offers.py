@@ -8,6 +8,8 @@ from typer.testing import CliRunner
 from skyinfra import InvalidField, NotOffered
 from skyinfra import providers as sky_providers
 from skyinfra.cli.app import app
+from skyinfra.cli.plans import _cost_remarks
+from skyinfra.deploy.cost import cost_of
 
 
 def run(*arguments: str) -> str:
@@ -149,3 +151,13 @@ def test_nothing_found_and_wrong_names() -> None:
         run("H100:8", "--provider", "aws", "--max-price", "1")
     with pytest.raises(InvalidField, match=r"^--provider: (.|\n)*Did you mean aws"):
         run("H100", "--provider", "awss")
+
+
+def test_prices_of_more_than_twelve_months_ago_are_marked() -> None:
+    """AWS's spot prices are of 2025-07-28; whatever the clock says after that year, they are old."""
+    out = run("V100-32GB:8", "--provider", "aws")
+    assert "us-east-1 2025-07-28 (old)" in out and "skyinfra offers --refresh asks for those of now" in out
+    pool = {"name": "mig", "provider": "aws", "region": "us-east-1", "nodes": 1, "machine_types": ["p3.16xlarge"]}
+    price = {"usd_per_hour": 3.0, "region": "us-east-1", "date": "2025-07-28"}
+    (said,) = [line for line in _cost_remarks(cost_of([{**pool, "prices": {"p3.16xlarge": price}}])) if "ago" in line]
+    assert said == "mig: the price is of 2025-07-28, more than 12 months ago."
