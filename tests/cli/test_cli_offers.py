@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 from skyinfra import InvalidField, NotOffered
 from skyinfra import providers as sky_providers
 from skyinfra.cli.app import app
-from skyinfra.cli.plans import _cost_remarks
 from skyinfra.deploy.cost import cost_of
+from skyinfra.terminal.plans import _cost_remarks
 
 
 def run(*arguments: str) -> str:
