@@ -352,7 +352,7 @@ def test_a_layout_changes_in_place_while_tasks_run(tmp_path: Path) -> None:
                 assert futures[0].result(timeout=60) == (goes.slot, "3g.40gb")
                 out = deploy.communicate(timeout=120)[0]
                 assert deploy.returncode == 0, out
-                assert "ends    until_open" in out
+                assert "ends      until_open" in out
                 assert "2 slots destroyed, 6 created, 0 kept; 2 GPUs stay as they are; 1 task has 10m to end" in out
                 assert f"waiting: node mig-0: tasks end on slots that go: slot {goes.slot}: task until_open" in out
             after = pool.slots()
