@@ -105,11 +105,12 @@ def test_the_table_says_what_a_reader_must_know(capsys: pytest.CaptureFixture[st
     assert "unknown" in lines[3] and "price not known" in lines[3]
     assert lines[4].count("free") == 2 and "this machine" in lines[4]
     assert lines[5].split() == ["all", "~$111.41", "~$80,213.18"]
-    assert lines[6] == "spot: up to $2.08/h if all nodes are gr6.4xlarge."
-    assert lines[7].startswith("spot: its head, m6i.large on demand")
-    assert lines[8] == "Not in the sum, for its price is not known: cpu."
-    assert lines[9] == "~ is an estimate, not a quote."
-    assert "disks" in lines[10]
+    assert lines[6] == "spot: the price is of 2025-07-28, more than 12 months ago."
+    assert lines[7] == "spot: up to $2.08/h if all nodes are gr6.4xlarge."
+    assert lines[8].startswith("spot: its head, m6i.large on demand")
+    assert lines[9] == "Not in the sum, for its price is not known: cpu."
+    assert lines[10] == "~ is an estimate, not a quote."
+    assert "disks" in lines[11]
 
 
 def test_a_price_of_another_region_says_so(capsys: pytest.CaptureFixture[str]) -> None:
