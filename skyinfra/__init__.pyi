@@ -106,6 +106,7 @@ from skyinfra.errors import UnknownProfile as UnknownProfile
 from skyinfra.errors import UnsafeAnswer as UnsafeAnswer
 from skyinfra.errors import UpgradeFailed as UpgradeFailed
 from skyinfra.errors import VersionMismatch as VersionMismatch
+from skyinfra.errors import VolumeProtected as VolumeProtected
 from skyinfra.errors import WrongAccount as WrongAccount
 from skyinfra.packing import pack as pack
 from skyinfra.pool import ComputePool as ComputePool
@@ -141,6 +142,7 @@ from skyinfra.providers.ssh import Host as Host
 from skyinfra.providers.ssh import SSH as SSH
 from skyinfra.providers.vastai import VastAI as VastAI
 from skyinfra.providers.verda import Verda as Verda
+from skyinfra.providers.volumes import Volume as Volume
 from skyinfra.providers.vultr import Vultr as Vultr
 from skyinfra.recommendation import recommend as recommend
 from skyinfra.stack import FleetStack as FleetStack

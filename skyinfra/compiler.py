@@ -25,6 +25,7 @@ from skyinfra.protocol.nodeconfig import (
 )
 from skyinfra.protocol.packages import PackageSource
 from skyinfra.providers import Request, Selection
+from skyinfra.providers.volumes import beside
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,8 @@ def compile_pool(pool: ComputePool, stack: str) -> Deployment:
     _check_placeholders(pool)
     if (provider := pool.provider.of(pool.accelerators)) is not pool.provider:
         pool = pool.model_copy(update={"provider": provider})
+    if (provider := beside(pool.provider, pool.volumes, pool.nodes)) is not pool.provider:
+        pool = pool.model_copy(update={"provider": provider})
     selection = pool.provider.select(_request(pool))
     accelerator = selection.accelerator
     if accelerator is not None:
@@ -108,6 +111,7 @@ def _request(pool: ComputePool) -> Request:
         apt=tuple(pool.image.apt),
         labels=pool.labels,
         rdma=pool.rdma,
+        volumes=pool.volumes,
     )
 
 
@@ -230,6 +234,9 @@ def revision(deployment: Deployment) -> str:
     if pool.layout is not None and pool.provider.data.traits.layout_channel == "metadata":
         # There a machine gets its configuration once, and no more than one layout after that.
         declared["follow"] = asdict(pool.layout)
+    if pool.volumes:
+        # A node mounts them at its first boot.
+        declared["volumes"] = {path: volume.name for path, volume in pool.volumes.items()}
     return hashlib.sha256(json.dumps(declared, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -20,6 +20,7 @@ from skyinfra.mig import Follow, parts
 from skyinfra.plugins import Environment, Mig
 from skyinfra.protocol.secrets import Secret
 from skyinfra.providers import Provider, kinds, strings
+from skyinfra.providers.volumes import Volumes
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -198,6 +199,7 @@ class ComputePool(Declaration):
     machines that the provider connects so. labels: put on everything that is created. stack: the stack of a pool that
     is used as ``with sky.ComputePool(...) as pool:``. layout: ``sky.mig.Follow(among=[...])``: the GPUs change between
     these layouts as the work asks for it; the declared one is that which a node begins with, or the first of them.
+    volumes: that outlive the fleet, by the path where nodes mount them: ``{"/data": sky.Volume(...)}``.
 
     Raises a `DeclarationError`, with the path of the field, for what cannot be.
     """
@@ -218,6 +220,7 @@ class ComputePool(Declaration):
     rdma: bool = False
     labels: Mapping[str, str] = Field(default_factory=dict)
     layout: InstanceOf[Follow] | None = None
+    volumes: Volumes = Field(default_factory=dict)
 
     @classmethod
     def also_wrong(cls, values: Mapping[str, Any]) -> Sequence[SkyinfraError]:

@@ -21,11 +21,12 @@ from types import ModuleType
 from typing import Any
 
 from skyinfra.bootstrap import bundled, carries_runner, runner_wheel, user_data
-from skyinfra.compiler import Deployment, compile_pools
+from skyinfra.compiler import Deployment, compile_pool, compile_pools
 from skyinfra.declared import is_output
 from skyinfra.errors import InvalidField, MissingDependency
 from skyinfra.pool import STACK_NAME, ComputePool
-from skyinfra.providers import TerraformProvider
+from skyinfra.providers import Provider, TerraformProvider
+from skyinfra.providers.volumes import Volume
 from skyinfra.terraform.backends import S3, Backend, HCPTerraform, LocalState
 from skyinfra.terraform.expressions import folded, from_file, literal
 
@@ -94,8 +95,10 @@ class FleetStack(metaclass=_BindingMeta):
 
     scope: an App of cdktf or cdktn. id: name of the stack. pools: what is declared; names differ. A function is called
     with the stack and returns them: what it puts in the stack can be used by its pools. backend: where the state is
-    kept; None is a file beside cdktf.json. The instance is a TerraformStack of the scope's library, so other constructs
-    can be put in it. Everything is compiled before the library is touched: a `DeclarationError` leaves nothing behind.
+    kept; None is a file beside cdktf.json. volumes: that outlive fleets, in place of pools; those of other stacks of
+    the app mount them, and are destroyed without them. The instance is a TerraformStack of the scope's library, so
+    other constructs can be put in it. Everything is compiled before the library is touched: a `DeclarationError` leaves
+    nothing behind.
     """
 
     def __init__(
@@ -105,13 +108,17 @@ class FleetStack(metaclass=_BindingMeta):
         *,
         pools: Sequence[ComputePool] | Callable[[Any], Sequence[ComputePool]] = (),
         backend: Backend | None = None,
+        volumes: Sequence[Volume] = (),
     ) -> None:
         check_name(id, field="FleetStack.id")
+        _check_volumes(volumes, pools)
         compiled = () if callable(pools) else compile_pools(pools, id)
-        _providers(compiled)
+        _providers(_using(compiled))
         library = library_of(scope)
+        compiled = _with_ids(scope, compiled)
         super().__init__(scope, id)  # type: ignore[call-arg]
-        self.deployments = compile_pools(pools(self), id) if callable(pools) else compiled
+        self.deployments = _with_ids(scope, compile_pools(pools(self), id)) if callable(pools) else compiled
+        self.volumes = {each: _volume_id(library, self, each, id) for each in volumes}
         project = _path_to_project(scope, id)
         _add_backend(library, self, id, backend or LocalState(), project)
         sources = _module_sources(library, self, {each.pool.provider.kind for each in self.deployments})
@@ -123,7 +130,7 @@ class FleetStack(metaclass=_BindingMeta):
             each.pool.name: _refer(library, self, each, literal(inputs[each.pool.name])) for each in self.deployments
         }
         modules = {name: {**folded(found), **carried.get(name, {})} for name, found in given.items()}
-        self._additions = _sections(id, self.deployments, modules, sources, runners)
+        self._additions = _sections(id, self.deployments, modules, sources, runners, volumes)
         for section, content in self._additions.items():
             self.add_override(section, content)  # type: ignore[attr-defined]
 
@@ -276,6 +283,7 @@ def _sections(
     inputs: dict[str, dict[str, Any]],
     sources: dict[str, str],
     runners: dict[bool, str],
+    volumes: Sequence[Volume] = (),
 ) -> dict[str, dict[str, Any]]:
     """Returns the additions of the pools to the stack's JSON, by its top-level sections.
 
@@ -290,14 +298,17 @@ def _sections(
             modules[name]["runner_file"] = runners[_packs_runner(deployment)]
         if providers := deployment.pool.provider.terraform():
             modules[name]["providers"] = {
-                each.name: _own_block(deployment, each) or f"{each.name}.{each.alias}" for each in providers
+                each.name: _own_block(deployment.pool.provider, each) or f"{each.name}.{each.alias}"
+                for each in providers
             }
         outputs[deployment.output] = {"value": f"${{module.{name}.fleet}}", "sensitive": True}
     choices = {"pools": [describe(deployment) for deployment in deployments]}
+    if volumes:
+        choices["volumes"] = [volume.describe() for volume in volumes]
     # `cdktf output` reads the names of the outputs from the comment that cdktf itself keeps.
     names = {stack: {name: name for name in outputs}} if outputs else {}
     sections: dict[str, dict[str, Any]] = {
-        **_providers(deployments),
+        **_providers([*_using(deployments), *((each.name, each.provider) for each in volumes)]),
         "module": modules,
         "output": outputs,
         "//.skyinfra": choices,
@@ -306,38 +317,105 @@ def _sections(
     return {section: content for section, content in sections.items() if content}
 
 
-def _providers(deployments: Sequence[Deployment]) -> dict[str, dict[str, Any]]:
-    """Returns the Terraform providers of the pools, one for each configuration that differs."""
+def _using(deployments: Sequence[Deployment]) -> list[tuple[str, Provider]]:
+    """Returns the providers of the pools, with the names of these."""
+    return [(each.pool.name, each.pool.provider) for each in deployments]
+
+
+def _providers(using: Sequence[tuple[str, Provider]]) -> dict[str, dict[str, Any]]:
+    """Returns the Terraform providers of pools and volumes, one for each configuration that differs."""
     configurations: dict[str, dict[str, dict[str, Any]]] = {}
     required = {}
-    for deployment in deployments:
-        for provider in deployment.pool.provider.terraform():
+    for name, user in using:
+        for provider in user.terraform():
             required[provider.name] = {"source": provider.source, "version": provider.version}
-            if _own_block(deployment, provider):
+            if _own_block(user, provider):
                 continue
             made = configurations.setdefault(provider.name, {}).setdefault(provider.alias, {})
-            _refuse_two(deployment, provider, made)
+            _refuse_two(name, provider, made)
             made.update(provider.configuration())
     blocks = {name: list(found.values()) for name, found in sorted(configurations.items())}
     return {"provider": blocks, "terraform.required_providers": required}
 
 
-def _own_block(deployment: Deployment, provider: TerraformProvider) -> str | None:
+def _own_block(user: Provider, provider: TerraformProvider) -> str | None:
     """Returns the name of the stack's own provider block that a pool is declared with; None where it gets one."""
-    given: str | None = getattr(deployment.pool.provider, "provider", None)
+    given: str | None = getattr(user, "provider", None)
     return given if given and given.partition(".")[0] == provider.name else None
 
 
-def _refuse_two(deployment: Deployment, provider: TerraformProvider, made: dict[str, Any]) -> None:
+def _refuse_two(user: str, provider: TerraformProvider, made: dict[str, Any]) -> None:
     """Raises `InvalidField` where a pool wants another setting of a provider block than one before it."""
     for name, value in provider.settings:
         if name in made and made[name] != value:
             raise InvalidField(
                 f"a pool before it has {made[name]} with the same region and profile, which are one account",
-                field=f"{deployment.pool.name}.provider.{name}",
+                field=f"{user}.provider.{name}",
                 given=value,
                 hint="Give each account a profile of its own: sky.AWS(profile=...).",
             )
+
+
+def _check_volumes(volumes: Sequence[Volume], pools: object) -> None:
+    """Raises `InvalidField` for what is no volume, one that there is already, a name twice, and pools beside them."""
+    if volumes and pools:
+        hint = "Declare them in a stack of their own, and mount them in this one: ComputePool(volumes={...})."
+        raise InvalidField("would be destroyed with the pools of their stack", field="FleetStack.volumes", hint=hint)
+    seen: set[str] = set()
+    for index, volume in enumerate(volumes):
+        field = f"FleetStack.volumes[{index}]"
+        if not isinstance(volume, Volume):
+            raise InvalidField("expected a Volume", field=field, given=type(volume).__name__)
+        if volume.id is not None:
+            hint = "Mount it as it is: ComputePool(volumes={...}). A stack declares the volumes that it makes."
+            raise InvalidField("has an id, so there is one already", field=f"{field}.id", given=volume.id, hint=hint)
+        if volume.name in seen:
+            raise InvalidField("the stack has another volume of that name", field=f"{field}.name", given=volume.name)
+        seen.add(volume.name)
+
+
+def _volume_id(library: ModuleType, stack: Any, volume: Volume, id: str) -> str:
+    """Adds the resource of *volume* to *stack*, and returns its id, which is an output for stacks that mount it."""
+    if not stack.node.try_find_child("volumes"):
+        # The state remembers which ones are protected, also when their declaration is gone.
+        library.TerraformResource(stack, "volumes", terraform_resource_type="terraform_data")
+        stack.add_override("resource.terraform_data.volumes.input", {})
+    stack.add_override(f"resource.terraform_data.volumes.input.{volume.name}", volume.protect)
+    made = library.TerraformResource(stack, f"volume-{volume.name}", terraform_resource_type=volume.data.resource)
+    made.override_logical_id(volume.name)
+    provider = volume.provider.terraform()[0]
+    made.add_override("provider", _own_block(volume.provider, provider) or f"{provider.name}.{provider.alias}")
+    for name, value in volume.resource(id).items():
+        made.add_override(name, value)
+    found: str = made.get_string_attribute("id")
+    return found
+
+
+def _with_ids(scope: Any, compiled: tuple[Deployment, ...]) -> tuple[Deployment, ...]:
+    """*compiled* with the ids of the volumes that other stacks of the app declare. Raises `InvalidField` for others."""
+    return tuple(_compiled_with_ids(scope, each) if each.pool.volumes else each for each in compiled)
+
+
+def _compiled_with_ids(scope: Any, deployment: Deployment) -> Deployment:
+    pool = deployment.pool
+    volumes = {path: _with_id(scope, pool, path) for path in pool.volumes}
+    return compile_pool(pool.model_copy(update={"volumes": volumes}), deployment.stack)
+
+
+def _with_id(scope: Any, pool: ComputePool, path: str) -> Volume:
+    volume = pool.volumes[path]
+    if volume.id is not None:
+        return volume
+    for stack in scope.node.root.node.find_all():
+        for declared, id in getattr(stack, "volumes", {}).items() if isinstance(stack, FleetStack) else ():
+            if declared == volume:
+                return volume.found(id, stack.node.id)
+    raise InvalidField(
+        "no stack before this one declares it",
+        field=f"{pool.name}.volumes[{path!r}]",
+        given=volume.name,
+        hint="Put it in one: sky.FleetStack(app, ..., volumes=[...]). Or give the id of one that there is: id=...",
+    )
 
 
 def module_inputs(deployment: Deployment, project: str) -> dict[str, Any]:
@@ -394,6 +472,7 @@ def describe(deployment: Deployment) -> dict[str, Any]:
         "simulated": selection.simulated,
         "drain_seconds": pool.worker.drain_seconds,
         **({"layouts_follow": True} if pool.layout is not None else {}),
+        **({"volumes": [{**v.describe(), "path": path} for path, v in pool.volumes.items()]} if pool.volumes else {}),
     }
 
 

@@ -48,6 +48,7 @@ _TRAIN = "@sky.compute\ndef train(seed: int) -> float:\n    return seed + 0.5\n"
 # Pages whose Python synthesizes a stack.
 SYNTHESIZED = {
     "docs/declaration.md": "",
+    "docs/volumes.md": "",
     "docs/hcp-terraform.md": (
         "import skyinfra as sky\nfrom cdktf import App\napp = App()\n"
         "pools = [sky.ComputePool(provider=sky.AWS(region='us-east-1'), accelerator='H100:8')]"

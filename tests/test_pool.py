@@ -199,13 +199,13 @@ def test_a_declaration_is_frozen() -> None:
         ({"provider": "gpc"}, sky.InvalidField, ["Write sky.GCP(...)."]),
         ({"provider": sky.GCP}, sky.InvalidField, ["not its class", "Write sky.GCP(...)."]),
         ({"provider": 3}, sky.InvalidField, ["expected a provider (given: 3)"]),
-        ({"ndoes": 2, "sopt": True}, sky.InvalidField, ["ndoes", "Did you mean nodes?", "sopt", "Did you mean spot?"]),
+        ({"ndoes": 2, "sopt": True}, sky.InvalidField, ["ndoes", "Did you mean nodes", "sopt", "Did you mean spot?"]),
         (
             {"nodes": "2", "sopt": True},
             sky.InvalidField,
             ["Did you mean spot?", "ComputePool.nodes: expected a whole num"],
         ),
-        ({"accelerator": "H1000", "ndoes": 2}, sky.InvalidField, ["Did you mean nodes?", "Did you mean H100"]),
+        ({"accelerator": "H1000", "ndoes": 2}, sky.InvalidField, ["Did you mean nodes", "Did you mean H100"]),
         # Words of other tools.
         (
             {"gpu": "H100:8"},

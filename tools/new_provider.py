@@ -82,6 +82,7 @@ date = "{today}"
 
 # What the place has not, and why.
 [lacks]
+volumes = "this version makes no disks there that outlive their machine"
 disk_gb = "the disk of a machine of {name} comes with its type"
 # FILL: or the networks between its machines, as rows of [[fabrics]]: skyinfra/providers/fabrics.py
 rdma = "no network for RDMA between the machines of {name} is known"

@@ -44,6 +44,7 @@ PAGES: dict[str, tuple[str, ...]] = {
         "tasks",
         "jobs",
         "secrets",
+        "volumes",
         "notebooks",
         "slurm-and-kubernetes",
         "hcp-terraform",

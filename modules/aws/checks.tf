@@ -79,6 +79,11 @@ resource "terraform_data" "checks" {
     }
 
     precondition {
+      condition     = length(var.volumes) == 0 || !local.has_workers
+      error_message = "volumes: an EBS volume is attached to one node. Take node_count = 1 and one machine type, and no group."
+    }
+
+    precondition {
       condition     = local.has_bucket || !can(regex("@SKYINFRA_BUCKET@", "${var.user_data_head}${var.user_data_worker}"))
       error_message = "versions: the user data name a bucket (@SKYINFRA_BUCKET@), and this pool has none. Give versions and runner_file as `skyinfra render` wrote them, or let the user data hold @SKYINFRA_SECRET@."
     }

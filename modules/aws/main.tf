@@ -81,7 +81,7 @@ data "aws_ssm_parameter" "image" {
 resource "terraform_data" "declared" {
   for_each = toset(local.has_workers ? ["head", "worker"] : ["head"])
 
-  triggers_replace = [
+  triggers_replace = concat([
     coalesce(var.user_data_revision, sha256(each.key == "head" ? var.user_data_head : var.user_data_worker)),
     terraform_data.image[each.key == "head" && local.grouped ? "head" : "nodes"].id,
     # A group gives the rest to the nodes it launches from then on.
@@ -90,7 +90,8 @@ resource "terraform_data" "declared" {
     !local.grouped && var.spot ? var.machine_types[0] : "",
     # It stands in what a node was made from: where the head listens, and where the others look for it.
     var.scheduler_port,
-  ]
+    # Their ids stand there too.
+  ], each.key == "head" ? var.volumes[*].id : [])
 }
 
 # The caller's security groups of the workers: EC2 takes them when it makes the interface of a node.
@@ -106,7 +107,7 @@ resource "aws_instance" "head" {
   iam_instance_profile        = local.instance_profile
   key_name                    = one(aws_key_pair.this[*].key_name)
   placement_group             = local.grouped ? null : local.placement_group
-  user_data_base64            = base64gzip(replace(module.core.user_data_head, "@SKYINFRA_NODE@", local.head))
+  user_data_base64            = base64gzip(replace(replace(module.core.user_data_head, "@SKYINFRA_NODE@", local.head), "@SKYINFRA_VOLUMES@", join(" ", var.volumes[*].id)))
   user_data_replace_on_change = false
 
   launch_template {

@@ -264,6 +264,23 @@ variable "kms_key_id" {
   default     = null
 }
 
+variable "volumes" {
+  description = "EBS volumes that are there already and outlive the fleet, attached to its only node, in their order: the user data mount them at their paths. They are in the zone of the node. At most 8; a machine group has none."
+  type        = list(object({ name = string, id = string, path = optional(string) }))
+  default     = []
+  nullable    = false
+
+  validation {
+    condition     = length(var.volumes) <= 8 && length(distinct(var.volumes[*].name)) == length(var.volumes)
+    error_message = "volumes: at most 8, of different names."
+  }
+
+  validation {
+    condition     = alltrue([for volume in var.volumes : can(regex("^vol-[0-9a-z]+$", volume.id))])
+    error_message = "volumes: the id of an EBS volume is such as vol-0123456789abcdef0."
+  }
+}
+
 variable "head_volume_gb" {
   description = "The volume with the jobs of the head in GiB (encrypted gp3), which outlives a head that is replaced. It may only grow; the head takes the room at its next boot."
   type        = number

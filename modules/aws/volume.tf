@@ -23,3 +23,31 @@ resource "aws_volume_attachment" "head" {
   # and a spot instance cannot be stopped for it.
   skip_destroy = true
 }
+
+# Volumes that outlive the fleet, which it neither makes nor removes. A group has none.
+data "aws_ebs_volume" "kept" {
+  for_each = { for volume in var.volumes : volume.name => volume.id }
+
+  filter {
+    name   = "volume-id"
+    values = [each.value]
+  }
+}
+
+resource "aws_volume_attachment" "kept" {
+  for_each = { for index, volume in var.volumes : volume.name => { id = volume.id, letter = substr("ghijklmn", index, 1) } }
+
+  # On Xen machines /dev/xvdg and on; all others have it by its id.
+  device_name = "/dev/sd${each.value.letter}"
+  volume_id   = each.value.id
+  instance_id = aws_instance.head.id
+  # As for the jobs: EC2 detaches it when the machine has shut down, with all of it written.
+  skip_destroy = true
+
+  lifecycle {
+    precondition {
+      condition     = data.aws_ebs_volume.kept[each.key].availability_zone == terraform_data.zone["head"].output
+      error_message = "volumes: ${each.key} (${each.value.id}) is in ${data.aws_ebs_volume.kept[each.key].availability_zone}, and the node in ${terraform_data.zone["head"].output}. Name that zone in zones, or take a volume there: a snapshot of it makes one."
+    }
+  }
+}

@@ -83,6 +83,7 @@ module "google" {
     service_account    = var.service_account
     head_volume_gb     = var.head_volume_gb
     layout             = var.layout
+    volumes            = var.volumes
   }
 }
 

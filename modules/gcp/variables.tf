@@ -106,6 +106,18 @@ variable "service_account" {
   default     = null
 }
 
+variable "volumes" {
+  description = "Disks that are there already and outlive the fleet, attached to its only node, in their order: the user data mount them at their paths. They are in the zone of the node; a machine group has none."
+  type        = list(object({ name = string, id = string, path = optional(string) }))
+  default     = []
+  nullable    = false
+
+  validation {
+    condition     = length(var.volumes) <= 8 && length(distinct(var.volumes[*].name)) == length(var.volumes)
+    error_message = "volumes: at most 8, of different names."
+  }
+}
+
 variable "head_volume_gb" {
   description = "The disk with the jobs of the head in GB, which outlives a head that is replaced. It may only grow; the head takes the room at its next boot."
   type        = number

@@ -23,6 +23,16 @@ locals {
 resource "terraform_data" "fleet" {
   lifecycle {
     precondition {
+      condition     = length(var.pool.volumes) == 0 || (var.group_nodes == 0 && var.pool.node_count == 1)
+      error_message = "volumes: a disk is attached to one node. Take node_count = 1 and one machine type, and no group."
+    }
+
+    precondition {
+      condition     = alltrue([for volume in var.pool.volumes : can(regex("/zones/${var.zone}/", volume.id))])
+      error_message = "volumes: ${join(", ", [for volume in var.pool.volumes : "${volume.name} (${volume.id})" if !can(regex("/zones/${var.zone}/", volume.id))])} is not in ${var.zone}, where the node is. Name its zone in zones, or take a volume there: a snapshot of it makes one."
+    }
+
+    precondition {
       # All of 512 KiB, of which 4 are for the secret, the versions and the keys.
       # https://cloud.google.com/compute/docs/reference/rest/v1/Metadata
       condition     = local.carried_bytes + max(length(var.pool.user_data_head), length(var.pool.user_data_worker)) <= 520192
@@ -55,7 +65,7 @@ resource "terraform_data" "image" {
 resource "terraform_data" "declared" {
   for_each = toset(var.nodes)
 
-  triggers_replace = [
+  triggers_replace = concat([
     coalesce(var.pool.user_data_revision, sha256(each.key == var.head ? var.pool.user_data_head : var.pool.user_data_worker)),
     terraform_data.image[var.role].id,
     var.secret.id,
@@ -64,7 +74,7 @@ resource "terraform_data" "declared" {
     # It stands in what a node was made from: where the head listens, and where the others look for it.
     var.pool.scheduler_port,
     jsonencode([var.machine.type, var.machine.model, var.machine.flex, var.machine.reservation, var.machine.compact, var.pool.service_account]),
-  ]
+  ], each.key == var.head ? var.pool.volumes[*].id : [])
 }
 
 # What outlives a head that is replaced: its jobs.
@@ -112,6 +122,16 @@ resource "google_compute_instance" "node" {
     content {
       source      = attached_disk.value
       device_name = "skyinfra-head"
+    }
+  }
+
+  # Those that outlive the fleet. A machine that ends has written all of it before they are detached.
+  dynamic "attached_disk" {
+    for_each = each.key == var.head ? var.pool.volumes[*].id : []
+
+    content {
+      source      = attached_disk.value
+      device_name = "skyinfra-${attached_disk.key}"
     }
   }
 

@@ -24,6 +24,7 @@ variable "pool" {
     service_account    = string
     head_volume_gb     = number
     layout             = string
+    volumes            = optional(list(object({ name = string, id = string })), [])
   })
 
   validation {

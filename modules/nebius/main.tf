@@ -127,7 +127,8 @@ resource "nebius_vpc_v1_security_rule" "to_outside" {
 
 # What the provider would change in place, or try to: a machine that is stopped for it, or refused.
 resource "terraform_data" "machine" {
-  input = [var.project_id, var.subnet_id, var.region, var.machine_types[0], var.image, var.disk_gb, var.spot]
+  # A running machine has the filesystems mounted that it was made with.
+  input = concat([var.project_id, var.subnet_id, var.region, var.machine_types[0], var.image, var.disk_gb, var.spot], var.volumes[*].id)
 }
 
 # The nodes join it when they are made, and in no other way.
@@ -161,6 +162,15 @@ resource "nebius_compute_v1_instance" "node" {
     platform = split("/", var.machine_types[0])[0]
     preset   = split("/", var.machine_types[0])[1]
   }
+
+  # Those that outlive the fleet, which nodes mount by their tags.
+  filesystems = length(var.volumes) == 0 ? null : [
+    for index, volume in var.volumes : {
+      attach_mode         = "READ_WRITE"
+      mount_tag           = "skyinfra-${index}"
+      existing_filesystem = { id = volume.id }
+    }
+  ]
 
   # A disk that goes with the machine.
   boot_disk = {

@@ -154,3 +154,15 @@ variable "infiniband_fabric" {
   type        = string
   default     = null
 }
+
+variable "volumes" {
+  description = "Shared filesystems that are there already and outlive the fleet: every node has them, in their order; the user data mount them at their paths. Others make the nodes anew."
+  type        = list(object({ name = string, id = string, path = optional(string) }))
+  default     = []
+  nullable    = false
+
+  validation {
+    condition     = length(var.volumes) <= 8 && length(distinct(var.volumes[*].name)) == length(var.volumes)
+    error_message = "volumes: at most 8, of different names."
+  }
+}

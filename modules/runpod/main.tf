@@ -8,6 +8,8 @@ locals {
   # A pod begins with this command, whatever its image.
   args = "sh -c '${module.market.unpack} && unset SKYINFRA_START RUNPOD_API_KEY && exec sh /opt/skyinfra/start'"
   made = [terraform_data.secret.id, var.image, var.machine_types[0], var.disk_gb, var.scheduler_port, var.registry, var.min_cuda, var.data_centers]
+  # Network volumes, which all pods mount. Without any, the list is that of pods before.
+  network_volumes = [for volume in var.volumes : { volume_id = volume.id, path = volume.path }]
 
   pod = {
     gpu   = local.machine.gpu
@@ -52,14 +54,14 @@ module "market" {
 
 # What a container is made from. Another one is another container.
 resource "terraform_data" "head" {
-  triggers_replace = [local.made, coalesce(var.user_data_revision, sha256(var.user_data_head))]
+  triggers_replace = concat([local.made, coalesce(var.user_data_revision, sha256(var.user_data_head))], var.volumes[*].id)
 }
 
 resource "terraform_data" "worker" {
   for_each = toset(slice(local.names, 1, length(local.names)))
 
   # They know the head by the address that it has when they are made.
-  triggers_replace = [local.made, coalesce(var.user_data_revision, sha256(var.user_data_worker)), module.market.address_id]
+  triggers_replace = concat([local.made, coalesce(var.user_data_revision, sha256(var.user_data_worker)), module.market.address_id], var.volumes[*].id)
 }
 
 resource "runpod_pod" "head" {
@@ -76,6 +78,7 @@ resource "runpod_pod" "head" {
   min_cuda_version = var.min_cuda
   registry         = var.registry
   disk             = local.pod.disk
+  network_volumes  = length(var.volumes) == 0 ? null : local.network_volumes
   ports            = ["${var.scheduler_port}/tcp"]
 
   lifecycle {
@@ -101,6 +104,7 @@ resource "runpod_pod" "worker" {
   min_cuda_version = var.min_cuda
   registry         = var.registry
   disk             = local.pod.disk
+  network_volumes  = length(var.volumes) == 0 ? null : local.network_volumes
 
   lifecycle {
     ignore_changes       = [name, args, env]

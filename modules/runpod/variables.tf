@@ -129,3 +129,15 @@ variable "registry" {
   type        = string
   default     = null
 }
+
+variable "volumes" {
+  description = "Network volumes that are there already and outlive the fleet: every pod has them at their paths. They are in the data center of the pods, so data_centers names one. Others make the pods anew."
+  type        = list(object({ name = string, id = string, path = string }))
+  default     = []
+  nullable    = false
+
+  validation {
+    condition     = length(var.volumes) <= 8 && length(distinct(var.volumes[*].name)) == length(var.volumes)
+    error_message = "volumes: at most 8, of different names."
+  }
+}

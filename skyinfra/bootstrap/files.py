@@ -55,6 +55,7 @@ def files(deployment: Deployment, config: NodeConfig) -> list[NodeFile]:
     if not config.scheduler_only:
         started.append("skyinfra-metrics.service")
     composed = steps.compose(deployment, config, units=tuple(started))
+    carried = program.modules(data.boot.delivery, volumes=bool(deployment.pool.volumes))
     return [
         NodeFile(
             places.SLICE if config.slice_hosts else places.CONFIG,
@@ -62,7 +63,7 @@ def files(deployment: Deployment, config: NodeConfig) -> list[NodeFile]:
             replace(config, folder=places.FOLDER).dumps() + "\n",
         ),
         NodeFile(places.STEPS, "0644", steps.document(composed, config, report_unit=_REPORT_UNIT)),
-        *(NodeFile(f"{places.PROGRAM}/{name}", "0644", text) for name, text in program.modules(data.boot.delivery)),
+        *(NodeFile(f"{places.PROGRAM}/{name}", "0644", text) for name, text in carried),
         *(NodeFile(f"{places.UNITS}/{unit}", "0644", _unit(unit)) for unit in (_BOOT_UNIT, _REPORT_UNIT)),
     ]
 

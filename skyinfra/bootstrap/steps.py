@@ -16,9 +16,15 @@ from typing import Any
 from skyinfra import mig
 from skyinfra.bootstrap import places, runner_wheel
 from skyinfra.compiler import Deployment
-from skyinfra.first_boot import conditions, disks, operations, slices
+from skyinfra.first_boot import conditions, disks, mounts, operations, slices
 from skyinfra.mig import drivers
-from skyinfra.protocol.nodeconfig import BUCKET_PLACEHOLDER, VOLUME_PLACEHOLDER, NodeAccelerator, NodeConfig
+from skyinfra.protocol.nodeconfig import (
+    BUCKET_PLACEHOLDER,
+    VOLUME_PLACEHOLDER,
+    VOLUMES_PLACEHOLDER,
+    NodeAccelerator,
+    NodeConfig,
+)
 
 VERSION = 1
 # A declared runner with its hash, which nodes hold it to.
@@ -56,6 +62,7 @@ Operation = (
     | operations.Runner
     | disks.Volume
     | operations.Units
+    | mounts.Mount
     | slices.SliceHost
 )
 
@@ -150,9 +157,20 @@ def _steps(deployment: Deployment, config: NodeConfig, units: tuple[str, ...]) -
         kept = places.STATE, places.FOLDER, list(_STATE), places.USER
         volume = disks.Volume(VOLUME_PLACEHOLDER, list(traits.head_volume), *kept)
         yield Step("volume of the head", volume, 10 * _MINUTE, attempts=30)
+    yield from _mounts(deployment)
     if units:
         services = operations.Units(list(units), ["skyinfra-runner.service"], places.MARKER, places.VENV, places.UNITS)
         yield Step("services", services, _MINUTE, attempts=2)
+
+
+def _mounts(deployment: Deployment) -> Iterator[Step]:
+    """Yields a step for each volume that outlives the fleet. Terraform attaches disks when the machine runs."""
+    for index, (path, volume) in enumerate(deployment.pool.volumes.items()):
+        data = volume.data
+        devices = [each.replace("{letter}", "ghijklmn"[index]).replace("{index}", str(index)) for each in data.devices]
+        ids = VOLUMES_PLACEHOLDER if any("{}" in each for each in devices) else ""
+        mounted = mounts.Mount(volume.name, path, places.USER, data.mounted, devices, ids, index)
+        yield Step(f"volume {volume.name}", mounted, 10 * _MINUTE, attempts=30)
 
 
 def carries_runner(deployment: Deployment) -> bool:

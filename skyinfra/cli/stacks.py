@@ -20,6 +20,7 @@ from skyinfra.cli.options import Json, StackName, Wide, Yes, can_be_asked
 from skyinfra.deploy.affected_nodes import endings
 from skyinfra.deploy.apply import carry_out, planned
 from skyinfra.deploy.cost import Cost, cost_of
+from skyinfra.deploy.disks import kept_lines
 from skyinfra.deploy.kept import keep_before
 from skyinfra.deploy.orphans import Orphan, find_orphans, forget, stack_to_destroy
 from skyinfra.deploy.spending import holdings, program_of
@@ -154,7 +155,7 @@ def plan(
         with ExitStack() as inside:
             with working(f"plan {selected.name}: terraform"):
                 _, made = inside.enter_context(planned(selected, replace=replace or (), gone=gone))
-            show_plan(selected.name, made, as_json=as_json, cost=cost_of(selected.pools))
+            show_plan(selected.name, made, as_json=as_json, cost=cost_of(selected.pools, selected.volumes))
             show_transitions(selected, made)
             show_endings(selected, made, to_stderr=True)
     except SkyinfraError as error:
@@ -182,7 +183,7 @@ def deploy(
     try:
         project = Project.find()
         selected = synthesize(stack, project)
-        approve = Approval(selected, "deploy", auto_approve, cost_of(selected.pools), say)
+        approve = Approval(selected, "deploy", auto_approve, cost_of(selected.pools, selected.volumes), say)
         done = carry_out(
             selected,
             approve=approve,
@@ -235,6 +236,8 @@ def destroy(stack: StackName = None, auto_approve: Yes = False, gone: Gone = Fal
     except NotSupported as error:
         sys.stderr.write(f"the hosts of {selected.name} stay in {hosts.file()}: {error}\n")
     typer.echo(f"{selected.name}: {'nothing to destroy' if done.empty else 'destroyed'}")
+    for line in kept_lines(selected):
+        typer.echo(f"{selected.name}: {line}")
 
 
 @app.command()

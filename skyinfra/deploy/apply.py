@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from skyinfra.deploy.disks import refuse_smaller
+from skyinfra.deploy.disks import refuse_removed, refuse_smaller, refuse_volumes
 from skyinfra.deploy.last_run import recorded
 from skyinfra.deploy.missing_nodes import lost_nodes
 from skyinfra.deploy.next_steps import next_steps
@@ -47,13 +47,14 @@ def planned(
 
     replace: addresses of resources to make anew. target: addresses of those that alone are deployed, with what they
     need; none: all. gone: resources that the cloud does not find were removed by other means. Raises `TerraformFailed`,
-    `TerraformNotFound`, `DeployInterrupted`, `RunsElsewhere`, `DiskTooSmall`, `PlaceChanged`.
+    `TerraformNotFound`, `DeployInterrupted`, `RunsElsewhere`, `DiskTooSmall`, `PlaceChanged`, `VolumeProtected`.
     """
     with contextlib.ExitStack() as inside:
         stack.keep_private()
         resources: tuple[Resource, ...] = ()
         try:
             resources = stack.resources()
+            refuse_volumes(stack, resources, destroy=destroy)
             if not destroy:
                 refuse_moved(stack, resources)
             inside.enter_context(kept_in_place(stack, resources, destroy=destroy, gone=gone))
@@ -68,6 +69,8 @@ def planned(
         if not gone:
             refuse_gone(stack, resources, plan, destroy=destroy)
         refuse_smaller(stack, plan)
+        if not destroy:
+            refuse_removed(stack, resources, plan)
         yield terraform, dataclasses.replace(plan, changes=tuple(map(_meant, plan.changes)))
 
 

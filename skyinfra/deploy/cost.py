@@ -83,9 +83,10 @@ class PoolCost:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The cost of the pools of a stack, in their order."""
+    """The cost of the pools of a stack, in their order. volumes: that it declares or mounts, which are in no sum."""
 
     pools: tuple[PoolCost, ...]
+    volumes: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def unknown(self) -> tuple[str, ...]:
@@ -109,12 +110,15 @@ class Cost:
             "usd_per_30_days": _rounded(self.usd_per_30_days),
             "unknown": list(self.unknown),
             "pools": [pool.to_json() for pool in self.pools],
+            **({"volumes": [dict(volume) for volume in self.volumes]} if self.volumes else {}),
         }
 
 
-def cost_of(pools: Iterable[Mapping[str, Any]]) -> Cost:
-    """Returns the cost of *pools*, the choices of a synthesized stack (`SynthesizedStack.pools`)."""
-    return Cost(tuple(_pool(pool) for pool in pools))
+def cost_of(pools: Iterable[Mapping[str, Any]], volumes: Iterable[Mapping[str, Any]] = ()) -> Cost:
+    """Returns the cost of *pools* and *volumes*, the choices of a synthesized stack (`SynthesizedStack`)."""
+    pools = list(pools)
+    mounted = (volume for pool in pools for volume in pool.get("volumes", ()))
+    return Cost(tuple(_pool(pool) for pool in pools), (*volumes, *mounted))
 
 
 @dataclass(frozen=True, slots=True)

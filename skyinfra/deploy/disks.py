@@ -1,17 +1,31 @@
-"""Disks of machines that run: a volume grows in place, and no cloud shrinks one."""
+"""Disks of machines that run, and volumes that outlive fleets: they grow in place, and no cloud shrinks one.
+
+What removes a protected volume is refused, and what is kept is said.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from skyinfra.errors import DiskTooSmall
+from skyinfra.errors import DiskTooSmall, VolumeProtected
+from skyinfra.offers import usd
+from skyinfra.providers import kinds, read
 from skyinfra.terraform.program import Plan
+from skyinfra.terraform.state import Resource
 from skyinfra.terraform.synthesized import SynthesizedStack
 
 _INSTANCE = re.compile(r"module\.(?P<pool>[^.\[]+)\.aws_instance\.(?:head|worker\[.+\])")
 _JOBS = re.compile(r"module\.[^.\[]+\.aws_ebs_volume\.head")
 # The default of modules/aws.
 _JOBS_GB = 20
+# By the resource: the argument with the size.
+_SIZES = {
+    data.volume.resource: next(name for name, value in data.volume.arguments.items() if value == "{size_gb}")
+    for data in map(read, kinds())
+    if data.volume is not None
+}
 
 
 def refuse_smaller(stack: SynthesizedStack, plan: Plan) -> None:
@@ -59,3 +73,88 @@ def _existing(stack: SynthesizedStack, pool: str) -> int:
         v for each in mine if each.type == "aws_instance" for v in each.attributes.get("root_block_device") or ()
     ]
     return max((volume.get("volume_size") or 0 for volume in volumes), default=0)
+
+
+def refuse_volumes(stack: SynthesizedStack, resources: Sequence[Resource], *, destroy: bool) -> None:
+    """Raises `VolumeProtected` where a destroy of *stack* would remove volumes, `DiskTooSmall` where one shrinks.
+
+    A cloud refuses to shrink a disk in the middle of a deploy, or makes an empty one in its place.
+    """
+    declared = {volume["name"]: volume for volume in stack.volumes}
+    existing = [each for each in resources if not each.module and each.type in _SIZES]
+    protected = _protected(resources) | {name: volume["protect"] for name, volume in declared.items()}
+    kept = [each.name for each in existing if protected.get(each.name)]
+    if destroy and kept:
+        raise _refused(stack, kept)
+    for each in existing:
+        wanted = declared.get(each.name, {}).get("size_gb")
+        has = each.attributes.get(_SIZES[each.type])
+        if not destroy and wanted and has and wanted < has:
+            raise DiskTooSmall(
+                f"the volume has {has} GB, and a volume does not shrink",
+                field=f"{stack.name}.{each.name}.size_gb",
+                given=wanted,
+                hint=f"Nothing was changed. Declare at least {has}, or another volume, and copy the data.",
+            )
+
+
+def refuse_removed(stack: SynthesizedStack, resources: Sequence[Resource], plan: Plan) -> None:
+    """Raises `VolumeProtected` where *plan* removes a volume that was protected when it was deployed last.
+
+    Terraform knows of no protection where the declaration is gone.
+    """
+    declared = {volume["name"]: volume["protect"] for volume in stack.volumes}
+    protected = _protected(resources) | declared
+    gone = {address for action, address in plan.changes if action in ("delete", "replace")}
+    kept = [
+        each.name
+        for each in resources
+        if not each.module and each.type in _SIZES and each.address in gone and protected.get(each.name)
+    ]
+    if kept:
+        raise _refused(stack, kept)
+
+
+def _protected(resources: Sequence[Resource]) -> dict[str, bool]:
+    """Returns by name whether a volume is protected, as the last deploy left it in the state."""
+    for each in resources:
+        if (each.module, each.type, each.name) == ("", "terraform_data", "volumes"):
+            return dict(each.attributes.get("input") or {})
+    return {}
+
+
+def _refused(stack: SynthesizedStack, names: Sequence[str]) -> VolumeProtected:
+    return VolumeProtected(
+        "would be removed with all that is on it, or made anew without it",
+        field=f"{stack.name}.{', '.join(names)}",
+        hint="Nothing was changed. To remove it all the same, declare sky.Volume(..., protect=False) and "
+        f"`skyinfra deploy {stack.name}`; then leave it out and deploy again, or `skyinfra destroy {stack.name}`.",
+    )
+
+
+def cost_lines(volumes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yields a sentence for each of the *volumes* that a stack declares or mounts: size, place and price."""
+    for volume in volumes:
+        path = f" at {volume['path']}" if "path" in volume else ""
+        yield f"volume {volume['name']}{path}: {_described(volume)}"
+
+
+def kept_lines(stack: SynthesizedStack) -> list[str]:
+    """Returns a sentence for each volume that the pools of *stack* mount, which a destroy of it leaves."""
+    mounted = {volume["name"]: volume for pool in stack.pools for volume in pool.get("volumes", ())}
+    return [
+        f"kept: volume {name}, {_described(volume)}. "
+        + (
+            f"`skyinfra destroy {volume['stack']}` removes it, once it is declared with protect=False."
+            if "stack" in volume
+            else "No stack of this project made it."
+        )
+        for name, volume in mounted.items()
+    ]
+
+
+def _described(volume: Mapping[str, Any]) -> str:
+    size = f"{volume['size_gb']} GB of {volume['kind']}" if "size_gb" in volume else "of a size that is not declared"
+    usd_per_month = volume.get("usd_per_month")
+    price = f"{usd(usd_per_month)} a month ({volume['price_note']})" if usd_per_month else "price not known"
+    return f"{size} in {volume['zone']}, {price}"

@@ -100,6 +100,13 @@ class DiskTooSmall(TerraformError):
     """
 
 
+class VolumeProtected(TerraformError):
+    """A destroy, or a changed declaration, would remove a volume with the data on it; nothing was changed.
+
+    Cure: leave it as it is declared; or declare it with ``protect=False``, deploy, and remove it then.
+    """
+
+
 class PlaceChanged(TerraformError):
     """A deployed pool is declared in another region, project or subscription, where Terraform would not see its
     machines and forget them; nothing was changed.

@@ -73,7 +73,7 @@ class Scratch:
             device = f"/dev/md/{self.label}"
             command("mdadm", "--create", device, "--run", "--level=0", "--raid-devices", count, *volumes)
             return device
-        raise Failed(f"{count} volumes have to be joined, and this machine has neither lvm2 nor mdadm")
+        raise Failed(f"{count} volumes, no lvm2 or mdadm")
 
 
 @dataclass(frozen=True)

@@ -409,3 +409,7 @@ with contextlib.suppress(ImportError):
     from .slices import SliceHost
 
     OPERATIONS["slice_host"] = SliceHost
+with contextlib.suppress(ImportError):
+    from .mounts import Mount
+
+    OPERATIONS["mount"] = Mount

@@ -20,7 +20,8 @@ class Request:
 
     accelerators: in order of preference; empty for CPU nodes. vcpus, memory_gb, disk_gb: minima of one node, None where
     nothing is asked. max_hourly_cost: USD per hour and node. python, runner, apt: what the image needs beyond Python
-    packages. labels: of everything that is made. rdma: whether the nodes reach each other's memory.
+    packages. labels: of everything that is made. rdma: whether the nodes reach each other's memory. volumes: by the
+    paths where nodes mount them.
     """
 
     accelerators: tuple[Accelerator, ...]
@@ -35,6 +36,7 @@ class Request:
     apt: tuple[str, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
     rdma: bool = False
+    volumes: Mapping[str, Declaration] = field(default_factory=dict)
 
     @property
     def first(self) -> Accelerator | None:
@@ -48,7 +50,7 @@ class Request:
                 raise NotSupported(
                     why,
                     field=name,
-                    given=value,
+                    given=", ".join(value) if name == "volumes" else value,
                     hint=f"Leave {name} out for {place}, or declare a provider of cloud nodes.",
                 )
 

@@ -21,6 +21,7 @@ from skyinfra.providers.base import Provider, Request, Selection
 from skyinfra.providers.data import Data, Output, OutputStrings, Strings, kinds, read
 from skyinfra.providers.fabrics import Fabric, connected, unconnected
 from skyinfra.providers.images import no_image
+from skyinfra.providers.volumes import Volume
 
 SCHEDULER_PORT = 8786
 # A spot pool falls back to machines with the same accelerators at up to this multiple of the lowest price.
@@ -187,6 +188,7 @@ class CloudProvider(Provider):
             "head_image": self.plain_image((head,)) if head else None,
             "ssh_public_key": self.ssh_public_key,
             "layout": self._layout(accelerator),
+            "volumes": self._volumes(request, selected, head),
             **self.inputs(selected, head),
         }
         return Selection(
@@ -215,6 +217,22 @@ class CloudProvider(Provider):
         if accelerator is None or not accelerator.mig_model or self.data.traits.layout_channel != "metadata":
             return None
         return write_tag(accelerator.mig)
+
+    def _volumes(
+        self, request: Request, selected: SelectedMachines, head: str | None
+    ) -> list[dict[str, object]] | None:
+        """Returns the volumes as the module takes them; None for none. Raises `NotSupported`, `InvalidField`."""
+        volumes = {path: each for path, each in request.volumes.items() if isinstance(each, Volume)}
+        for path, volume in volumes.items():
+            field, data = f"volumes[{path!r}]", volume.data
+            if head is not None:
+                hint = "Declare spot=False or one machine type, and group=False."
+                raise NotSupported(f"no node of a machine group has {data.called} of its own", field=field, hint=hint)
+            machine, (of, takes) = selected.machine_types[0], data.machines or ("(?!)", "")
+            if re.match(of, machine) and not re.match(takes, volume.sold_as):
+                hint = f"Kinds: {', '.join(kind for kind in data.usd_per_gb if re.match(takes, kind))}."
+                raise InvalidField(f"{machine} takes no {volume.sold_as}", field=f"{field}.kind", hint=hint)
+        return [{"name": v.name, "id": v.id, "path": path} for path, v in volumes.items()] or None
 
     def _check_traits(self, request: Request) -> None:
         traits = self.data.traits
@@ -245,7 +263,8 @@ class CloudProvider(Provider):
         accelerator = next(a for a in request.accelerators if offers.carries(first, a))
         same = [offer for offer in found if offers.carries(offer, accelerator) and offer.chips == first.chips]
         if not self.instance_types:
-            same = _fallback(same, spot=request.spot and self.data.traits.groups)
+            # A group, which tries several types, has no volumes.
+            same = _fallback(same, spot=request.spot and self.data.traits.groups and not request.volumes)
         if first.fraction < 1 and accelerator.mig:
             raise NotSupported(f"{first.machine_type} has a share of a GPU, which has no layout", field="accelerator")
         prices = {o.machine_type: price for o in same if (price := o.price(spot=request.spot)) is not None}

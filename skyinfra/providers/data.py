@@ -133,6 +133,36 @@ class Labels(Declaration):
     says: str
 
 
+class VolumeData(Declaration):
+    """The volumes of a place that outlive a fleet; see `skyinfra.providers.volumes`.
+
+    resource: of Terraform. arguments: of it; {name}, {title}, {size_gb}, {kind}, {zone}, {stack}, {label} and the
+    fields of the class stand for their values. ignored: those of which a change is none. called: what it is, for
+    people. id: pattern of a whole id. zone: the field of the class that names the zone, with an example. several:
+    whether several nodes mount it at once. gb: the smallest and largest. usd_per_gb: for a month, by kind, the default
+    first; 0 where it is not known. machines: a pattern of machine types, and one of the kinds that these take. mounted:
+    whether it is a disk, a file system by its tag, or one that the place mounts itself. devices: where a node has it,
+    or its tag, {} being its id, {letter} and {index} its place among those of the node.
+    """
+
+    resource: str
+    arguments: Mapping[str, Any]
+    ignored: Strings = ()
+    called: str
+    id: str
+    zone: str | None = None
+    example: str = ""
+    several: bool = False
+    gb: Sequence[int]
+    usd_per_gb: Mapping[str, float]
+    machines: Strings = ()
+    devices: Strings = ()
+    mounted: Literal["disk", "virtiofs", "by the place"] = "disk"
+    region: str
+    source: str
+    date: str
+
+
 class About(Declaration):
     """For people: its name, what the nodes are, how nodes and clients find the head, and how far it was tried."""
 
@@ -169,8 +199,9 @@ class Data(Declaration):
     machines: `general` (name, vCPUs, GiB, and the regions where it is known, if not in all; smallest first), `head`,
     `disk_gb`, the smallest and largest disk (0: any), and patterns of types: `arm`, and `deployed`, where the offers
     have others too, which are called `deployed_as`. prices: of machines without accelerators, in `regions`, a pattern.
-    quotas: see `skyinfra.providers.quotas`. preflight: see `skyinfra.providers.preflight_requests`. apart: by vendor of
-    accelerators, the kind of the provider that has those of this place; its class is made of this one's.
+    volume: see `VolumeData`. quotas: see `skyinfra.providers.quotas`. preflight: see
+    `skyinfra.providers.preflight_requests`. apart: by vendor of accelerators, the kind of the provider that has those
+    of this place; its class is made of this one's.
     """
 
     kind: str
@@ -181,6 +212,7 @@ class Data(Declaration):
     traits: Traits
     lacks: Mapping[str, str] = Field(default_factory=dict)
     labels: Labels | None = None
+    volume: VolumeData | None = None
     terraform: Mapping[str, Any] = Field(default_factory=dict)
     images: Sequence[Image] = ()
     fabrics: Sequence[Fabric] = ()

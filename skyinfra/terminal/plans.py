@@ -7,6 +7,7 @@ from typing import Any
 from rich.markup import escape
 
 from skyinfra.deploy.cost import HOURS, Cost, PoolCost
+from skyinfra.deploy.disks import cost_lines
 from skyinfra.deploy.reporting import short
 from skyinfra.offers import usd
 from skyinfra.terminal import tables
@@ -49,6 +50,8 @@ def plan_document(name: str, plan: Plan, cost: Cost | None) -> dict[str, Any]:
 def show_cost(name: str, cost: Cost, *, to_stderr: bool = False) -> None:
     """Prints the cost of each pool and of all pools, with the dates of the prices and the extra costs."""
     out = tables.console(to_stderr=to_stderr)
+    for line in cost_lines(cost.volumes):
+        out.print(escape(line), soft_wrap=True)
     if all(pool.free for pool in cost.pools):
         if cost.pools:
             out.print(f"{name} costs nothing: it runs on this machine")

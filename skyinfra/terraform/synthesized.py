@@ -37,7 +37,7 @@ class SynthesizedStack:
 
     folder: where Terraform runs. pools: what was chosen for each pool. modules: the inputs of every module by its name.
     providers: the configurations of every Terraform provider by its name. backend: where the state is kept, by the name
-    of Terraform's backend.
+    of Terraform's backend. volumes: those that the stack declares.
     """
 
     name: str
@@ -46,6 +46,7 @@ class SynthesizedStack:
     modules: dict[str, dict[str, Any]]
     providers: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     backend: dict[str, dict[str, Any]] = field(default_factory=dict)
+    volumes: tuple[dict[str, Any], ...] = ()
 
     def configuration(self, pool: str) -> dict[str, Any]:
         """The configuration of the Terraform provider that the pool's module is given; empty where it is given none."""
@@ -179,11 +180,12 @@ def read_document(file: Path) -> dict[str, Any]:
 
 def read_stack(name: str, folder: Path, file: Path) -> SynthesizedStack:
     document = read_document(file)
-    pools = tuple(document.get("//", {}).get("skyinfra", {}).get("pools", ()))
+    choices = document.get("//", {}).get("skyinfra", {})
     return SynthesizedStack(
         name=name,
         folder=folder,
-        pools=pools,
+        pools=tuple(choices.get("pools", ())),
+        volumes=tuple(choices.get("volumes", ())),
         modules={pool: unfolded(inputs) for pool, inputs in document.get("module", {}).items()},
         providers=document.get("provider", {}),
         backend=document.get("terraform", {}).get("backend", {}),

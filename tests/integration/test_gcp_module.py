@@ -235,6 +235,37 @@ def test_the_network_is_closed_but_for_who_is_let_in(bed: Bed) -> None:
     assert not bed.world.existing("google_compute_network") and not bed.world.existing("google_compute_router_nat")
 
 
+def test_disks_that_outlive_the_fleet(bed: Bed) -> None:
+    """Attached to the only node under names that its user data know; taken away, they stay."""
+
+    def disk(name: str, zone: str = "us-central1-a") -> dict[str, str]:
+        return {"name": name, "id": f"projects/p/zones/{zone}/disks/{name}", "path": f"/{name}"}
+
+    given = {"volumes": [disk("one"), disk("two")], "zones": ["us-central1-a"]}
+    declare(bed, **given)
+    bed.apply()
+    [machine] = instances(bed).values()
+    jobs, *attached = machine["attached_disk"]
+    assert jobs["device_name"] == "skyinfra-head"
+    names = [f"projects/p/zones/us-central1-a/disks/{name}" for name in ("one", "two")]
+    found = [(each["device_name"], each["source"]) for each in attached]
+    assert found == [(f"skyinfra-{index}", name) for index, name in enumerate(names)]
+    assert declare(bed, **given) == {}
+    node = f'{GOOGLE}{INSTANCE}.node["train-0"]'
+    # Another one under the same name is not what the node has mounted.
+    other = {**given, "volumes": [disk("one"), disk("three")]}
+    assert declare(bed, **other)[node] == "replace"
+    changes = declare(bed, **{**given, "volumes": []})
+    assert changes[node] == "replace" and not any("google_compute_disk" in address for address in changes)
+    refused(
+        bed,
+        "two (projects/p/zones/us-central1-b/disks/two) is not in us-central1-a, where the node is",
+        **{**given, "volumes": [disk("one"), disk("two", "us-central1-b")]},
+    )
+    refused(bed, "volumes: a disk is attached to one node", **given, node_count=2)
+    refused(bed, "volumes: at most 8, of different names", **{**given, "volumes": [disk("one")] * 2})
+
+
 def test_what_replaces_a_node(bed: Bed) -> None:
     given = {"node_count": 2, "labels": {"team": "a"}}
     declare(bed, **given)

@@ -136,3 +136,22 @@ def test_an_apply_that_was_cut_off_says_how_to_go_on(market: tuple[Bed, Marketpl
     )
     bed.apply("-replace=module.train.module.market.terraform_data.found")
     assert bed.changes() == {}
+
+
+def test_every_pod_has_the_network_volumes(case: ModuleCase, market: tuple[Bed, Marketplace]) -> None:
+    """One that comes makes the pods anew: an update would start them again at another port."""
+    if case.name != "runpod":
+        pytest.skip("a volume of Vast.ai stays on one host")
+    bed, _ = market
+    given = {"node_count": 2, "data_centers": ["EU-RO-1"]}
+    declare(bed, case, **given)
+    bed.apply()
+    assert [pod["network_volumes"] for pod in bed.world.asked("runpod_pod")] == [None, None]
+    mounted = {**given, "volumes": [{"name": "datasets", "id": "abc123", "path": "/data"}]}
+    changes = declare(bed, case, **mounted)
+    pods = {address: action for address, action in changes.items() if "runpod_pod." in address}
+    assert len(pods) == 2 and set(pods.values()) == {"replace"}
+    bed.apply()
+    volumes = [pod["network_volumes"] for pod in bed.world.asked("runpod_pod")]
+    assert volumes == [[{"volume_id": "abc123", "path": "/data"}]] * 2
+    assert declare(bed, case, **mounted) == {}
