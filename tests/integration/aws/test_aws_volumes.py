@@ -90,6 +90,7 @@ def test_a_volume_outlives_the_fleet_that_mounts_it(cloud: Cloud, tmp_path: Path
     said = fleet.refused("deploy", "data")
     assert "data.datasets.size_gb: the volume has 20 GB, and a volume does not shrink (given: 15)" in said
     fleet.declare("size_gb=20")
+    assert fleet.changes("train") == []
 
     # The fleet goes, and the volume stays.
     said = fleet.project.run("destroy", "train", "--auto-approve")
