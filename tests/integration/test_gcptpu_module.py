@@ -162,5 +162,7 @@ def test_every_slice_has_a_runtime_version_and_zones() -> None:
     for offer in load():
         if offer.provider == "gcp" and offer.vendor == "google":
             generation = offer.machine_type.partition("-")[0]
+            if generation == "tpu7x":  # the Cloud TPU API has none: it is refused by name
+                continue
             known = {zone.rpartition("-")[0] for zone in machines["zones"][generation]}
             assert known & set(offer.regions), offer.machine_type
