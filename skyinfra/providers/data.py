@@ -176,11 +176,11 @@ class Verified(Declaration):
     """Says what proves the facts of a place: the kind of source of images (with drivers) and of names; applied: the
     version of its Terraform provider that applied its module, against what, and when last. Empty: none did."""
 
-    images: str
-    names: str
-    applied: str
-    against: str
-    date: str
+    images: str = ""
+    names: str = ""
+    applied: str = ""
+    against: str = ""
+    date: str = ""
 
 
 class Data(Declaration):
@@ -207,7 +207,7 @@ class Data(Declaration):
     kind: str
     exports: str = ""
     about: About
-    verified: Verified
+    verified: Verified = Field(default_factory=Verified)
     boot: Boot
     traits: Traits
     lacks: Mapping[str, str] = Field(default_factory=dict)

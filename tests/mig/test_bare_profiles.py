@@ -12,7 +12,7 @@ PACKAGE = house.PACKAGE
 MAY = {
     "accelerators/drivers.py": "the oldest driver is that of the GPU instances",
     "bootstrap/steps.py": "the oldest driver is that of the GPU instances",
-    "cli/layouts.py": "the nearest combinations are those of GPU instances",
+    "terminal/layouts.py": "the nearest combinations are those of GPU instances",
     "desired/__init__.py": "partition modes of AMD GPUs",
     "doctor/vendors.py": "partition modes of AMD GPUs",
     "gpu/exports.py": "the names of MIG devices, those of compute instances among them",
