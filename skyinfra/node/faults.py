@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,7 +56,10 @@ def broken_python(error: BaseException) -> SlotFailed | None:
     frames = traceback.extract_tb(error.__traceback__)
     missing = f"{getattr(error, 'name', None)}.".startswith(_OWN)
     file = error.filename if isinstance(error, SyntaxError) else frames[-1].filename if frames else ""
-    if missing or Path(file or "").is_relative_to(_PACKAGE):
+    # Unpickling has no frame of its own: a module that the task needs is missed in one of ours.
+    root = (getattr(error, "name", None) or "skyinfra").partition(".")[0]
+    of_node = root == "skyinfra" or root in sys.stdlib_module_names
+    if missing or (of_node and Path(file or "").is_relative_to(_PACKAGE)):
         return SlotFailed(f"the Python of the node is broken: {probe.said(error)}")
     return None
 
