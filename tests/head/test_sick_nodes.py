@@ -133,7 +133,8 @@ def test_a_node_whose_python_is_broken_is_said_to_be_sick(
 @pytest.mark.slow
 def test_who_waits_with_notify_hears_of_a_node_that_becomes_sick(make_node: MakeNode, tmp_path: Path) -> None:
     """The attached run tells webhooks and commands, as the head does for its jobs; as does who waits for a job."""
-    head = make_node("n1", accelerator=h100(BIG))
+    # One slot more than the job and the script have, for what the other node fails.
+    head = make_node("n1", accelerator=h100([("1g.10gb", start, 1) for start in range(3)]))
     head.boot()
     other = make_node(
         "n2", head=False, scheduler=head.directory.scheduler_file.read_text().strip(), accelerator=h100(BIG)
@@ -156,10 +157,19 @@ def test_who_waits_with_notify_hears_of_a_node_that_becomes_sick(make_node: Make
         stack.callback(other.run, "stop", "--timeout", "10")
         other.boot()
         with connect(str(manifest)) as pool:
-            until(lambda: len(pool.slots()) == 4, "all slots are there")
+            until(lambda: len(pool.slots()) == 6, "all slots are there")
             job = pool.select(node="n1").detach(Task(wait_for, (str(path),)), "waits")
             clients = [
-                client(stack, "run", "--alone", "--notify", server.url("run"), *map(str, (manifest, script, ran))),
+                client(
+                    stack,
+                    "run",
+                    "--alone",
+                    "--node",
+                    "n1",
+                    "--notify",
+                    server.url("run"),
+                    *map(str, (manifest, script, ran)),
+                ),
                 client(stack, "jobs", "result", str(manifest), "waits", "--notify", command),
             ]
             until(ran.exists, "the script runs")
