@@ -1,6 +1,6 @@
-"""Disks of machines that run, and volumes that outlive fleets: they grow in place, and no cloud shrinks one.
+"""Disks of machines that run, and volumes that outlive fleets: what shrinks or removes one is refused.
 
-What removes a protected volume is refused, and what is kept is said.
+A disk grows in place, and no cloud shrinks one.
 """
 
 from __future__ import annotations
@@ -119,7 +119,8 @@ def _protected(resources: Sequence[Resource]) -> dict[str, bool]:
     """Returns by name whether a volume is protected, as the last deploy left it in the state."""
     for each in resources:
         if (each.module, each.type, each.name) == ("", "terraform_data", "volumes"):
-            return dict(each.attributes.get("input") or {})
+            # A state has the value beside its type, for terraform_data takes any.
+            return dict((each.attributes.get("input") or {}).get("value") or {})
     return {}
 
 

@@ -19,7 +19,9 @@ PRICED = {**DATASETS, "usd_per_month": 8.0, "price_note": "us-east-1, 2025-05"}
 
 
 def resources(*volumes: tuple[str, str, dict[str, Any]], protected: dict[str, bool] | None = None) -> Any:
-    made = [("terraform_data", "volumes", {"input": protected or {}}), *volumes]
+    # As Terraform writes it: the value beside its type.
+    kept = {"value": protected or {}, "type": ["object", dict.fromkeys(protected or {}, "bool")]}
+    made = [("terraform_data", "volumes", {"input": kept}), *volumes]
     listed = [
         {"mode": "managed", "type": kind, "name": name, "provider": "", "instances": [{"attributes": attributes}]}
         for kind, name, attributes in made

@@ -100,6 +100,7 @@ def declared(values: list[object]) -> Iterator[Any]:
 
 # What a pool of a provider needs beside the provider, where it is more than a name.
 _GPU = {
+    "aws": "L4",
     "digitalocean": "H100",
     "gcp": "H100:8",
     "lambda": "GH200",
