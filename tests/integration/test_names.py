@@ -38,8 +38,8 @@ def test_every_module_has_its_names_from_one_place() -> None:
     assert modules - OTHERS == set(calls())
     for name in calls():
         text = (ROOT / "modules" / name / "main.tf").read_text()
-        # Tags may be those of two fleets, and machines that exist have them.
-        assert "skyinfra-${" not in re.sub(r"(?m)^  tags += .*", "", text), name
+        # Tags may be those of two fleets, and machines that exist have them; a mount tag is of one machine.
+        assert "skyinfra-${" not in re.sub(r"(?m)^ +(tags|mount_tag) += .*", "", text), name
         # Where the length stands.
         assert re.search(r"(?m)^  # .{20,}\n  names += ", text), name
         for block in re.findall(r'(?ms)^resource "\w+" "\w+" \{\n.*?^\}', text):
