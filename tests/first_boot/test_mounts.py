@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from devices import small_disks
 from first_boots.boots import FirstBoot, program, step
 from support import missing
 
@@ -95,7 +96,7 @@ def test_what_others_have_made_is_mounted_as_it_is(
     tmp_path: Path, disk: Path, made: list[str], grown: list[str]
 ) -> None:
     if not shutil.which(made[0]):
-        pytest.skip(f"{made[0]} is not here")
+        missing(made[0])
     os.truncate(disk, 400 * 2**20)
     run(*made, str(disk))
     before, volume = uuid(disk), volume_of(tmp_path, disk)
@@ -185,19 +186,9 @@ def test_file_systems_of_the_place(tmp_path: Path, disk: Path) -> None:
 
 @pytest.fixture
 def loop(tmp_path: Path) -> Iterator[tuple[Path, str]]:
-    """A real disk, and the file behind it."""
-    file = tmp_path / "disk"
-    with file.open("wb") as stream:
-        stream.truncate(SIZE)
-    made = subprocess.run(["losetup", "--find", "--show", str(file)], capture_output=True, text=True, check=False)
-    if os.getuid() != 0 or made.returncode != 0:
-        pytest.skip(f"no loop device can be had here: {made.stderr.strip()}")
-    device = made.stdout.strip()
-    try:
-        yield file, device
-    finally:
-        subprocess.run(["umount", "--lazy", str(tmp_path / "data")], check=False, capture_output=True)
-        run("losetup", "--detach", device)
+    """A file, and the disk that it is."""
+    with small_disks.loop(tmp_path / "disk", SIZE, tmp_path / "data") as device:
+        yield tmp_path / "disk", device
 
 
 def test_the_next_fleet_finds_the_files_owns_them_and_has_the_room(tmp_path: Path, loop: tuple[Path, str]) -> None:

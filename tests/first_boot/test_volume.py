@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from devices import small_disks
 from first_boots.boots import FirstBoot, program, step
 from support import ROOT, missing
 
@@ -195,19 +196,9 @@ def test_a_volume_that_never_comes_is_named(tmp_path: Path, disk: Path) -> None:
 
 @pytest.fixture
 def loop(tmp_path: Path) -> Iterator[tuple[Path, str]]:
-    """A real disk, and the file behind it."""
-    file = tmp_path / "disk"
-    with file.open("wb") as stream:
-        stream.truncate(SIZE)
-    made = subprocess.run(["losetup", "--find", "--show", str(file)], capture_output=True, text=True, check=False)
-    if os.getuid() != 0 or made.returncode != 0:
-        pytest.skip(f"no loop device can be had here: {made.stderr.strip()}")
-    device = made.stdout.strip()
-    try:
-        yield file, device
-    finally:
-        subprocess.run(["umount", "--lazy", str(tmp_path / "state")], check=False, capture_output=True)
-        run("losetup", "--detach", device)
+    """A file, and the disk that it is."""
+    with small_disks.loop(tmp_path / "disk", SIZE, tmp_path / "state") as device:
+        yield tmp_path / "disk", device
 
 
 def test_the_next_head_finds_the_jobs_and_owns_them(tmp_path: Path, loop: tuple[Path, str]) -> None:

@@ -74,6 +74,22 @@ def disk(path: Path, *, size: str = "64m", inodes: int = 4000) -> Iterator[Disk]
         _run("umount", "-l", str(path))
 
 
+@contextlib.contextmanager
+def loop(file: Path, size: int, mounted: Path) -> Iterator[str]:
+    """A disk of *size* bytes that the kernel has, whose content is *file*; what it leaves *mounted* is unmounted."""
+    with file.open("wb") as stream:
+        stream.truncate(size)
+    made = subprocess.run(["losetup", "--find", "--show", str(file)], capture_output=True, text=True, check=False)
+    if os.geteuid() != 0 or made.returncode != 0:
+        pytest.skip(f"no loop device can be had here: {made.stderr.strip()}")
+    device = made.stdout.strip()
+    try:
+        yield device
+    finally:
+        subprocess.run(["umount", "--lazy", str(mounted)], check=False, capture_output=True)
+        _run("losetup", "--detach", device)
+
+
 def _run(*command: str, inside: int | None = None) -> None:
     enter = () if inside is None else ("nsenter", "-m", "-t", str(inside), "--")
     subprocess.run([*enter, *command], check=True, capture_output=True, text=True)

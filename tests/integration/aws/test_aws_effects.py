@@ -18,8 +18,7 @@ from moto_aws.roots import Root
 
 
 def test_every_input_is_in_the_tables_of_the_readme() -> None:
-    # Both pools of that table have several nodes, and a volume is of one: test_aws_volumes has what it changes.
-    assert set(re.findall(r"^\| `(\w+)` \|", in_readme(), re.MULTILINE)) == set(variables()) - {"volumes"}
+    assert set(re.findall(r"^\| `(\w+)` \|", in_readme(), re.MULTILINE)) == set(variables())
     inputs = README.read_text().split("## Inputs")[1].split("## Outputs")[0]
     named = re.findall(
         r"`(\w+)`", "".join(line.split("|")[1] for line in inputs.splitlines() if line.startswith("| `"))
