@@ -9,14 +9,16 @@ import contextlib
 import itertools
 import json
 import linecache
+import os
 import textwrap
 import traceback
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from skyinfra.errors import TaskTimeout
+from skyinfra.errors import SkyinfraError, TaskTimeout
 from skyinfra.protocol.pickles import dumped, said
 
 # Outcomes of earlier versions name it so.
@@ -30,6 +32,8 @@ _MOST_SEEN = 100_000
 _OUTER_FRAMES, _INNER_FRAMES = 20, 60
 # Characters of a summary, of the text of one exception, and of a line of source; lines of one frame.
 _SUMMARY, _TEXT, _LINE, _LINES = 300, 32_768, 300, 4
+# An error of ours that passed no other files tells all in its text.
+_OURS = (f"{Path(__file__).parents[1]}{os.sep}", contextlib.__file__)
 # Exceptions that take more bytes together are left out of `Failure.brief`.
 _SMALL = 65_536
 
@@ -163,6 +167,8 @@ def _kept(link: _Link | None, made: Mapping[int, Failure]) -> Failure | None:
 def _failure(link: _Link, below: str, made: Mapping[int, Failure]) -> Failure:
     error, suppressed = link.error, link.error.__suppress_context__
     frames = _trimmed(error.__traceback__, below)
+    if isinstance(error, SkyinfraError) and all(each.tb_frame.f_code.co_filename.startswith(_OURS) for each in frames):
+        frames = []
     text = said(error)
     members = tuple(made[id(each)] for each in link.members if id(each) in made)
     with _alone(error):

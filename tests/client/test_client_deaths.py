@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 import uuid
 from pathlib import Path
 
@@ -72,6 +73,11 @@ def test_the_error_of_a_task_that_ends_its_worker_names_the_cause(pool, how, cau
     assert error.message == f"die ended its worker process 3 times: {cause}"
     # A SIGKILL tells nothing of its reason.
     assert ("out of memory" in (error.hint or "")) == (how == "SIGKILL")
+
+
+def test_the_traceback_of_an_error_of_the_node_has_no_frames_of_the_node(pool):
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error_of(pool, die(3)).__traceback__)]
+    assert files[0] == __file__ and not [file for file in files if f"{os.sep}worker{os.sep}" in file], files
 
 
 def test_the_error_has_the_last_lines_and_where_all_of_them_are(pool):
