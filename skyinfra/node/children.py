@@ -66,14 +66,15 @@ def end_left() -> Ended | None:
     """Ends the descendants of this process that are not kept; None where none ran."""
     if not _any():
         return None
-    names = _end(_left)
-    if not names:
-        return None
+    # That of the pools of the task, which Python lets run on.
+    server = getattr(forkserver._forkserver, "_forkserver_pid", None)
+    ended = _end(_left)
     if left := [each for each in _left() if not each.ended]:
         return Ended(
             f"{_counted(len(left))} that the task left behind cannot be ended: {_list(map(_name, left))}", True
         )
-    return Ended(f"ended {_counted(len(names))} that the task left behind: {_list(names)}")
+    names = [name for (pid, _), name in ended.items() if pid != server]
+    return Ended(f"ended {_counted(len(names))} that the task left behind: {_list(names)}") if names else None
 
 
 def end_all() -> None:
@@ -109,9 +110,9 @@ def _left() -> list[Process]:
     return found
 
 
-def _end(which: Callable[[], list[Process]]) -> list[str]:
+def _end(which: Callable[[], list[Process]]) -> dict[tuple[int, int], str]:
     """Ends the processes *which*, and waits for those that are children of this one. Returns the names of those that
-    ran."""
+    ran, by their ids."""
     names: dict[tuple[int, int], str] = {}
     deadline = time.monotonic() + _GRACE_S
     number = signal.SIGTERM
@@ -131,7 +132,7 @@ def _end(which: Callable[[], list[Process]]) -> list[str]:
                 break
             number, deadline = signal.SIGKILL, deadline + _GRACE_S
         time.sleep(_POLL_S)
-    return list(names.values())
+    return names
 
 
 def _reap(found: list[Process]) -> None:

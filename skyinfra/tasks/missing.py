@@ -1,4 +1,4 @@
-"""Says what would have brought a module to a node that lacks it, from what this machine has."""
+"""Says what would have brought a module or a file to a node that lacks it, from what this machine has."""
 
 from __future__ import annotations
 
@@ -27,6 +27,16 @@ def remedy(module: str, folders: Iterable[Path], include: str) -> str:
     return (
         f"This machine has no module {module} either. sky.Image(pip=[...]) brings its package to the nodes; of a file, "
         f"{include.format('FILE')}."
+    )
+
+
+def file_remedy(name: str) -> str | None:
+    """Returns a sentence about the file *name*, which a task did not find; None where this machine has none either."""
+    if not os.path.exists(name):
+        return None
+    return (
+        f"{name} is on this machine; tasks begin in an empty folder of a node. pool.sync({name!r}) takes it along, and "
+        f"sky.synced({name!r}) is its path there."
     )
 
 

@@ -78,6 +78,9 @@ def exception(outcome: Outcome, name: str) -> BaseException | None:
     if isinstance(error, ModuleNotFoundError) and error.name:
         way = 'sky.connect(..., includes=["{}"]) takes it along'
         note(error, missing.remedy(error.name, import_folders(), way))
+    if isinstance(error, FileNotFoundError) and isinstance(error.filename, str):
+        if (remedy := missing.file_remedy(error.filename)) is not None:
+            note(error, remedy)
     return error
 
 

@@ -185,6 +185,8 @@ class Decorated(ABC):
 
 def undecorated(value: Any) -> Any:
     """Returns the function or class of *value*, where that is a decorated one, else *value*."""
+    if isinstance(value, types.MethodType) and isinstance(value.__func__, Decorated):  # of a class method
+        value = value.__func__
     return value.plain if isinstance(value, Decorated) else value
 
 

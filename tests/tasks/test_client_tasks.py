@@ -11,6 +11,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -28,6 +29,25 @@ class OwnError(Exception):
     def __init__(self, code: int, text: str) -> None:
         super().__init__(f"{code}: {text}")
         self.code = code
+
+
+@dataclasses.dataclass
+class Methods:
+    x: int
+
+    @classmethod
+    @sky.compute
+    def made(cls, x: int) -> Methods:
+        return cls(x)
+
+    @staticmethod
+    @sky.compute
+    def twice(x: int) -> int:
+        return 2 * x
+
+    @sky.compute
+    def more(self, x: int) -> Methods:
+        return Methods(self.x + x)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -327,6 +347,23 @@ def test_a_module_that_the_node_lacks_is_named_with_what_to_do(pool, tmp_path, m
     with pytest.raises(ModuleNotFoundError, match="only_here") as caught:
         pool.submit(only_here.function).result()
     assert "only_here.py here: sky.connect(..., includes=[" in caught.value.__notes__[0]
+
+
+def test_a_file_that_is_only_here_is_named_with_what_to_do(pool, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("vocabulary.txt").touch()
+    with pytest.raises(FileNotFoundError) as caught:
+        pool.submit(Task(open, ("vocabulary.txt",))).result()
+    (note,) = caught.value.__notes__
+    assert note.startswith("vocabulary.txt is on this machine") and "pool.sync('vocabulary.txt')" in note
+    with pytest.raises(FileNotFoundError) as caught:
+        pool.submit(Task(open, ("nowhere.txt",))).result()
+    assert not hasattr(caught.value, "__notes__")
+
+
+def test_methods_of_a_class(pool):
+    assert Methods.made(2) >> pool == Methods(2) and Methods.twice(2) >> pool == 4
+    assert Methods(1).more(2) >> pool == Methods(3)
 
 
 def test_a_function_that_was_not_called_is_no_task(pool):

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import multiprocessing
 import os
 import queue
 import random
@@ -18,6 +19,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -272,6 +274,22 @@ def test_processes_that_a_task_leaves_are_ended_and_said(fleet: Any, one: Any) -
         assert "sleep 987" in lines[0]
         assert on(pool, one, subprocess.check_output, ["echo", "x"]) == b"x\n"
         assert len(lines) == 1
+
+
+def use_a_pool() -> tuple[list[int], int]:
+    with multiprocessing.get_context("forkserver").Pool(2) as pool:
+        return pool.map(abs, [-1, -2]), forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+
+
+def test_what_python_lets_run_for_a_pool_of_the_task_is_ended_and_not_said(fleet: Any, one: Any) -> None:
+    lines: list[str] = []
+    with open_pool(fleet.manifest, output=lambda _, line: lines.append(line)) as pool:
+        for _ in range(2):
+            result, server = on(pool, one, use_a_pool)
+            assert result == [1, 2] and not Path(f"/proc/{server}").exists()
+        on(pool, one, print, "last")
+        eventually(lambda: bool(lines))
+    assert lines == ["last"]
 
 
 def test_a_fork_that_returns_ends_there(pool: Any, one: Any) -> None:
