@@ -290,6 +290,12 @@ def here(path: str) -> Path | None:
     return _here.get(found.group(1)) if found else None
 
 
+def below_modules(path: str) -> str | None:
+    """Returns the path below the folder of own modules of what is *path* in a view, or None for another one."""
+    found = _IN_VIEW.search(path)
+    return found.group(1).removeprefix(f"{MODULES}/") if found and found.group(1).startswith(f"{MODULES}/") else None
+
+
 def synced(name: str | Path) -> Path:
     """The path of an include, or of a file below one, by the name that it was included with; the same call works in a
     task, in a program that a task starts, and on the client.

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterable
 from importlib import metadata
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 _SUFFIXES = (".py", "/__init__.py")
 
@@ -30,14 +30,23 @@ def remedy(module: str, folders: Iterable[Path], include: str) -> str:
     )
 
 
-def file_remedy(name: str) -> str | None:
-    """Returns a sentence about the file *name*, which a task did not find; None where this machine has none either."""
-    if not os.path.exists(name):
-        return None
-    return (
-        f"{name} is on this machine; tasks begin in an empty folder of a node. pool.sync({name!r}) takes it along, and "
-        f"sky.synced({name!r}) is its path there."
-    )
+def file_remedy(path: str, below: str | None, folders: Iterable[Path]) -> str | None:
+    """Returns a sentence about the file *path*, which a task did not find; None where this machine has none either.
+
+    below: its path below the folder that nodes import from, where it is one of these. folders: as in `remedy`.
+    """
+    if below is None:
+        if not os.path.exists(path):
+            return None
+        return (
+            f"{path} is on this machine; a task begins in an empty folder of a node. pool.sync({path!r}) takes it "
+            f"along, and sky.synced({path!r}) is its path there."
+        )
+    for folder in folders:
+        if (folder / below).exists():
+            top = _shown(folder / PurePosixPath(below).parts[0] if "/" in below else folder)
+            return f"{_shown(folder / below)} is on this machine: pool.sync({top!r}) takes that folder along."
+    return None
 
 
 def _place(module: str, folder: Path) -> Path | None:

@@ -19,7 +19,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-# A package goes as a whole, since it may import its modules by computed names, unless it has more files or bytes.
+# A package goes as a whole, since it may import its modules by computed names, and so do the data files in its folder,
+# unless it has more files or bytes of these.
 _MOST_FILES = 500
 _MOST_BYTES = 5 * 2**20
 
@@ -76,6 +77,15 @@ class Source:
 
 
 @dataclass(frozen=True)
+class Data:
+    """A file in the folder of a package that is no module of it. path: below the folder that nodes import from."""
+
+    path: str
+    file: Path
+    data: bytes
+
+
+@dataclass(frozen=True)
 class _Loaded:
     """A module of `sys.modules`, which is an own one where it has a *source*. spec: another one after a reload."""
 
@@ -127,6 +137,26 @@ def closure(names: Iterable[str]) -> list[Source]:
             if made.is_package:
                 waiting += _within(name, made.file.parent)
     return sorted(found, key=lambda each: each.path)
+
+
+def data_of(sources: Iterable[Source]) -> list[Data]:
+    """Returns the data files of the packages among *sources*; none of a package that has too many."""
+    packages = {each.name: each.file.parent for each in sources if each.is_package}
+    found: list[Data] = []
+    for name, folder in sorted(packages.items()):
+        if name.rpartition(".")[0] not in packages:
+            found += _data(name.replace(".", "/"), folder)
+    return found
+
+
+def _data(path: str, folder: Path) -> list[Data]:
+    files = [file for file in _files_of(folder) if file.suffix not in (".py", ".pyc")]
+    try:
+        if len(files) > _MOST_FILES or sum(file.stat().st_size for file in files) > _MOST_BYTES:
+            return []
+        return [Data(f"{path}/{file.relative_to(folder).as_posix()}", file, file.read_bytes()) for file in files]
+    except OSError:  # one that comes and goes, or that is not for us
+        return []
 
 
 def are_current(sources: Iterable[Source]) -> bool:
@@ -189,7 +219,9 @@ def _within(package: str, folder: Path) -> list[str]:
     """Returns the names of the modules in *folder*, that of *package*; none where there are too many."""
     found: list[str] = []
     size = 0
-    for file in _python_files(folder):
+    for file in _files_of(folder):
+        if file.suffix != ".py":
+            continue
         parts = list(file.relative_to(folder).with_suffix("").parts)
         if parts[-1] == "__init__":
             parts.pop()
@@ -201,12 +233,16 @@ def _within(package: str, folder: Path) -> list[str]:
     return found
 
 
-def _python_files(folder: Path) -> Iterator[Path]:
+def _files_of(folder: Path) -> Iterator[Path]:
     for item in sorted(folder.iterdir()):
+        if item.name.startswith((".", "__pycache__", "node_modules")):
+            continue
+        if item.is_symlink() and item.suffix != ".py":  # which may lead anywhere
+            continue
         if item.is_dir():
-            if not item.name.startswith((".", "__pycache__")) and not item.is_symlink():
-                yield from _python_files(item)
-        elif item.suffix == ".py" and item.is_file():
+            if not (item / "pyvenv.cfg").exists():
+                yield from _files_of(item)
+        elif item.is_file():
             yield item
 
 

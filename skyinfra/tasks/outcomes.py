@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from skyinfra.errors import TaskFailed, UnsafeAnswer
+from skyinfra.program import views
 from skyinfra.protocol.calls import Outcome, Part
 from skyinfra.protocol.failures import Failure
 from skyinfra.tasks import missing, tracebacks
@@ -79,7 +80,8 @@ def exception(outcome: Outcome, name: str) -> BaseException | None:
         way = 'sky.connect(..., includes=["{}"]) takes it along'
         note(error, missing.remedy(error.name, import_folders(), way))
     if isinstance(error, FileNotFoundError) and isinstance(error.filename, str):
-        if (remedy := missing.file_remedy(error.filename)) is not None:
+        name = error.filename
+        if (remedy := missing.file_remedy(name, views.below_modules(name), import_folders())) is not None:
             note(error, remedy)
     return error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import itertools
 import os
 import pickle
@@ -359,6 +360,41 @@ def test_a_file_that_is_only_here_is_named_with_what_to_do(pool, tmp_path, monke
     with pytest.raises(FileNotFoundError) as caught:
         pool.submit(Task(open, ("nowhere.txt",))).result()
     assert not hasattr(caught.value, "__notes__")
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A package of the user's own whose function reads the file beside it that it is asked for."""
+    folder = tmp_path / "has_data"
+    (folder / "more").mkdir(parents=True)
+    (folder / "__init__.py").write_text(
+        "from pathlib import Path\nHERE = Path(__file__).parent\nCONFIG = (HERE / 'more/config.json').read_text()\n"
+        "def read(name):\n    return (HERE / name).read_text()\n"
+    )
+    (folder / "more" / "config.json").write_text("{}")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield importlib.import_module("has_data")
+    del sys.modules["has_data"]
+
+
+def test_the_data_files_of_an_own_package_go_with_it(fleet, package):
+    with open_pool(fleet.manifest) as pool:
+        assert pool.submit(Task(package.read, ("more/config.json",))).result() == "{}"
+
+
+def test_data_files_that_are_too_large_are_named_with_what_to_do(fleet, package):
+    large = package.HERE / "more/large.bin"
+    with large.open("wb") as file:
+        file.truncate(6 * 2**20)
+    (package.HERE / "__init__.py").write_text("def read(name):\n    return open(f'{__path__[0]}/{name}').read(2)\n")
+    importlib.reload(package)
+    with open_pool(fleet.manifest) as pool:
+        with pytest.raises(FileNotFoundError) as caught:
+            pool.submit(Task(package.read, ("more/large.bin",))).result()
+        (note,) = caught.value.__notes__
+        assert note == f"{large} is on this machine: pool.sync({str(package.HERE)!r}) takes that folder along."
+        pool.sync(package.HERE)
+        assert pool.submit(Task(package.read, ("more/large.bin",))).result() == "\0\0"
 
 
 def test_methods_of_a_class(pool):

@@ -67,6 +67,31 @@ def test_what_a_module_imports_goes_with_it_in_functions_too(write: Write) -> No
     assert {each.path for each in modules.closure(["four_pkg.sub"])} >= {"four_pkg/__init__.py", "four_pkg/sub.py"}
 
 
+def test_the_data_files_of_packages_go_along(write: Write, tmp_path: Path) -> None:
+    files = {
+        "data_pkg/__init__.py": "",
+        "data_pkg/table.csv": "1,2",
+        "data_pkg/deep/words.txt": "a b",
+        "data_pkg/inner/__init__.py": "",
+        "data_pkg/inner/one.json": "{}",
+        "data_pkg/.env": "no",
+        "data_pkg/venv/pyvenv.cfg": "no",
+        "data_pkg/__pycache__/x.pyc": "no",
+        "beside.py": "",
+        "beside.txt": "no",
+    }
+    write(files)
+    (tmp_path / "data_pkg/link.txt").symlink_to("/etc/hostname")
+
+    def found() -> dict[str, bytes]:
+        return {each.path: each.data for each in modules.data_of(modules.closure(["data_pkg.inner", "beside"]))}
+
+    went = ("data_pkg/deep/words.txt", "data_pkg/inner/one.json", "data_pkg/table.csv")
+    assert found() == {name: files[name].encode() for name in went}
+    (tmp_path / "data_pkg/large").write_bytes(bytes(6 * 2**20))
+    assert found() == {}
+
+
 def test_a_circle_of_imports_ends_and_a_module_that_does_not_parse_goes_alone(write: Write) -> None:
     write({"left_mod.py": "import right_mod\n", "right_mod.py": "import left_mod\n", "broken_mod.py": "def (:\n"})
     assert names("left_mod", "broken_mod") == ["broken_mod", "left_mod", "right_mod"]
