@@ -144,7 +144,7 @@ def _execute(
         held = {use.variable for use in task.secrets if use.held}
         with (
             attempts.counted(task.key, task.name, task.timeout, again),
-            output.captured(task.key, Path(os.environ[instance.NODE_DIRECTORY])) as file,
+            output.captured(task.key, Path(os.environ[instance.NODE_DIRECTORY]), empty=task.whole) as file,
             streaming.sending_output(file, say, lambda: task.key, masker),
             secrets.given(values, masker, task.key, held) as unmasked,
             cancellation.stoppable(task.key),

@@ -215,10 +215,11 @@ def file_of(key: str, folder: Path | str) -> str:
 
 
 @contextlib.contextmanager
-def captured(key: str, folder: Path) -> Iterator[str | None]:
-    """Redirects the output of the task *key* to a file in *folder*; an empty file is removed at the end.
+def captured(key: str, folder: Path, *, empty: bool = False) -> Iterator[str | None]:
+    """Redirects the output of the task *key* to a file in *folder*. Yields the file, or None where none could be made.
 
-    Yields the file, or None where it could not be made.
+    It is removed at the end where it is empty. *empty*: it stays, which tells a task without output from one whose
+    output is gone.
     """
     global _count
     # Paths are strings, and system calls few: this is a part of every task's round trip.
@@ -236,7 +237,7 @@ def captured(key: str, folder: Path) -> Iterator[str | None]:
             yield file
     finally:
         with contextlib.suppress(OSError):
-            if os.stat(file).st_size == 0:  # noqa: PTH116 - see above
+            if not empty and os.stat(file).st_size == 0:  # noqa: PTH116 - see above
                 os.unlink(file)  # noqa: PTH108
         os.close(handle)
 

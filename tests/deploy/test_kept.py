@@ -199,13 +199,16 @@ def test_a_log_that_is_large_loses_its_begin_and_says_so(
         job = pool.submit(print_lines, 100_000, detach="large")
         job.result(timeout=60)
         assert (done := kept.keep(pool.manifest, store)).whole
+        pool.submit(print_lines, 0, detach="quiet").result(timeout=60)
+        assert str(kept.keep(pool.manifest, store)).endswith(f" kept in {store.where}, 1 there already")
         pool.submit(print_lines, 1, detach="forgotten").result(timeout=60)
         (log,) = (head.path / "tasks").glob("forgotten-*")
         log.unlink()
         forgotten = kept.keep(pool.manifest, store)
         assert forgotten.whole and "1 without the whole log: forgotten: the log could not be read: " in str(forgotten)
     monkeypatch.chdir(tmp_path)
-    read, _ = sky.kept_jobs("demo/mig")
+    read, quiet, _ = sky.kept_jobs("demo/mig")
+    assert quiet.logs() == "" and quiet.note is None
     text = read.logs(lines=100_000)
     assert len(text) == 600_000 and text.splitlines()[1:] == [f"line {n:06}" for n in range(50_001, 100_000)]
     assert str(done).endswith(f"; 1 without the whole log: large: {read.note}")
