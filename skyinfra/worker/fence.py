@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import locale
 import os
 import resource
 import signal
 import socket
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -133,6 +135,12 @@ _STATE: tuple[tuple[str, Callable[[], Any], Callable[[Any], object]], ...] = (
     ("the recursion limit", sys.getrecursionlimit, sys.setrecursionlimit),
     ("the switch interval", sys.getswitchinterval, sys.setswitchinterval),
     ("garbage collection", gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
+    ("the thresholds of garbage collection", gc.get_threshold, lambda numbers: gc.set_threshold(*numbers)),
+    ("tracing", sys.gettrace, sys.settrace),
+    ("profiling", sys.getprofile, sys.setprofile),
+    # That of its variable, which was put back above.
+    ("the time zone", lambda: (time.tzname, time.timezone), lambda _: time.tzset()),
+    ("the locale", lambda: locale.setlocale(locale.LC_ALL), lambda name: locale.setlocale(locale.LC_ALL, name)),
     ("the folder for temporary files", lambda: tempfile.tempdir, _set_tempdir),
 )
 

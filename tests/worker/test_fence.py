@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import locale
 import logging
 import multiprocessing
 import os
@@ -58,7 +59,10 @@ def state() -> dict[str, Any]:
         "socket": socket.getdefaulttimeout(),
         "recursion": sys.getrecursionlimit(),
         "switch": sys.getswitchinterval(),
-        "collects": gc.isenabled(),
+        "collects": (gc.isenabled(), gc.get_threshold()),
+        "traced": (sys.gettrace() is None, sys.getprofile() is None),
+        "time zone": (time.tzname, time.timezone),
+        "locale": locale.setlocale(locale.LC_ALL),
         "handlers": [str(signal.getsignal(each)) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)],
         "mask": signal.pthread_sigmask(signal.SIG_BLOCK, ()),
         "timer": signal.getitimer(signal.ITIMER_REAL),
@@ -74,6 +78,8 @@ def change_lists() -> None:
 
 def change_variables() -> None:
     os.environ["LEAKED"] = "x"
+    os.environ["TZ"] = "Asia/Tokyo"
+    time.tzset()
     del os.environ["PATH"]
     os.environ = {}  # type: ignore[assignment]  # noqa: B003
 
@@ -123,6 +129,10 @@ def change_numbers() -> None:
     sys.setrecursionlimit(5000)
     sys.setswitchinterval(1)
     gc.disable()
+    gc.set_threshold(5)
+    sys.settrace(lambda *_: None)
+    sys.setprofile(lambda *_: None)
+    locale.setlocale(locale.LC_NUMERIC, "C.UTF-8")
     tempfile.tempdir = "/nowhere"
 
 
