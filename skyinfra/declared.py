@@ -217,6 +217,7 @@ def _path(model: type[Declaration], location: tuple[int | str, ...]) -> str:
 # Lines of an image ---------------------------------------------------------------------------------------------------
 
 # What pip takes besides the requirements of PEP 508: a repository, an address, or a path of the node.
+_FILE = re.compile(r"[\w.-]+\.(txt|in|toml|lock|cfg|ya?ml)", re.ASCII)
 _ELSEWHERE = re.compile(r"((git|hg|svn|bzr)\+|https?://|file:)\S+|/\S+", re.ASCII)
 # https://www.debian.org/doc/debian-policy/ch-controlfields.html: a name, of an architecture, a version or a release.
 # apt-get removes what ends with a dash.
@@ -230,6 +231,13 @@ def check_requirement(field: str, text: str) -> None:
     """Raises `InvalidField` where *text* is no requirement, but an option of pip, such as another index."""
     if _ELSEWHERE.fullmatch(text):
         return
+    if _FILE.fullmatch(text):  # which pip would look for in the index, where anybody may have put it
+        raise InvalidField(
+            "is the name of a file, and no requirement",
+            field=field,
+            given=text,
+            hint=f'Read it: [line for line in Path("{text}").read_text().splitlines() if line[:1] not in ("", "#")].',
+        )
     from packaging.requirements import InvalidRequirement, Requirement
 
     try:

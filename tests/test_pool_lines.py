@@ -36,6 +36,13 @@ def test_what_is_no_requirement(line: str) -> None:
     assert "one in each string" in str(refused.value)
 
 
+@pytest.mark.parametrize("line", ["requirements.txt", "requirements-gpu.in", "pyproject.toml", "uv.lock"])
+def test_a_file_is_no_package_of_that_name(line: str) -> None:
+    with pytest.raises(sky.InvalidField, match=r"Image\.pip\[0\]: is the name of a file.*") as refused:
+        sky.Image(pip=[line])
+    assert f'Path("{line}").read_text()' in str(refused.value)
+
+
 @pytest.mark.parametrize(
     "name", ["git", "g++", "libnccl2=2.27.3-1+cuda12.9", "libc6:i386", "git/bookworm", "/srv/x.deb"]
 )
