@@ -102,16 +102,18 @@ class Payload:
     @cached_property
     def parts(self) -> tuple[Part, ...]:
         """The parts from which a node unpickles the value."""
-        return tuple(Part(_sha256(pieces, self.again), sum(map(len, pieces))) for pieces in self._all())
+        return tuple(Part(_sha256(pieces, self.again), sum(map(len, pieces))) for pieces in self.contents)
 
     def blobs(self) -> list[Blob]:
         """Returns the content of its parts, to send."""
         return [
             Blob(part.digest, part.size, partial(chunked, pieces))
-            for part, pieces in zip(self.parts, self._all(), strict=True)
+            for part, pieces in zip(self.parts, self.contents, strict=True)
         ]
 
-    def _all(self) -> list[Sequence[bytes | bytearray | memoryview]]:
+    @property
+    def contents(self) -> list[Sequence[bytes | bytearray | memoryview]]:
+        """The pieces of each part."""
         return [self.pieces, *([buffer] for buffer in self.buffers)]
 
 

@@ -1,8 +1,9 @@
 """Content-addressed blobs in a folder: what was synced, and calls and results that are too large for one message.
 
 The head keeps what clients and nodes send to it, a node what it has fetched; on the head both are the same folder. A
-blob is a read-only file whose name is its SHA-256. It is written under another name, and gets its own when it is whole
-and its digest is right, so that nobody ever sees a part of one. Any number of processes may use a folder.
+blob is a read-only file whose name is its SHA-256, or a random one for a result that only one client asks for. It is
+written under another name, and gets its own when it is whole and its digest is right, so that nobody ever sees a part
+of one. Any number of processes may use a folder.
 
 Nothing is put on the disk with fsync: what a loss of power leaves of a blob is found by who fetches it, is
 removed by `check`, and comes again from its client.
@@ -13,13 +14,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import hashlib
 import os
 import re
+import secrets
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,6 +39,9 @@ _ABANDONED_S = 900.0
 # How old the sum of all blobs may be: other processes add some.
 _COUNTED_S = 60.0
 _LOCK_POLL_S = 0.02
+_INCOMING = "incoming"
+# Stays there, as locks do.
+_PLACE = "place.lock"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -108,7 +114,7 @@ class BlobStore:
         self.folder = folder
         self.capacity = capacity
         self.received = 0
-        self._incoming = folder / "incoming"
+        self._incoming = folder / _INCOMING
         self._total = 0
         self._counted_at: float | None = None
         # Parts of several blobs come in several threads.
@@ -151,6 +157,19 @@ class BlobStore:
                 self._make_room(size)
         self.path(digest)
         return Incoming(self, digest, size, self._incoming / f"{digest}.{uuid.uuid4().hex}")
+
+    def add_unnamed(self, pieces: Iterable[bytes | bytearray | memoryview], size: int) -> str:
+        """Adds a blob of *size* bytes that nobody else can have, and returns its name: no digest of it is computed.
+
+        Raises `StateDirectoryError`, `TaskTooLarge`.
+        """
+        name = secrets.token_hex(32)
+        with contextlib.closing(self.begin(name, size)) as incoming, self.explained():
+            with incoming.path.open("xb") as file:
+                for piece in pieces:
+                    file.write(piece)
+            self.adopt(incoming.path, name)
+        return name
 
     def adopt(self, path: Path, digest: str) -> None:
         """Makes the whole and right file *path* the blob *digest*. Raises OSError."""
@@ -197,6 +216,35 @@ class BlobStore:
             yield
         finally:
             os.close(handle)
+
+    # On one machine -------------------------------------------------------------------------------------------------
+
+    def shown(self) -> tuple[str, str]:
+        """Returns the folder, and what a file in it says: who reads it there has the same files; see `same`."""
+        with self.explained():
+            self._incoming.mkdir(parents=True, exist_ok=True)
+            place = self._incoming / _PLACE
+            with contextlib.suppress(FileNotFoundError):
+                return str(self.folder), place.read_text(encoding="ascii")
+            new = place.with_name(f"{uuid.uuid4().hex}.lock")
+            new.touch(0o600)
+            new.write_text(secrets.token_hex(16), encoding="ascii")
+            with contextlib.suppress(FileExistsError):
+                place.hardlink_to(new)
+            new.unlink()
+            return str(self.folder), place.read_text(encoding="ascii")
+
+    @classmethod
+    def same(cls, folder: str, said: str) -> BlobStore | None:
+        """Returns the store in *folder*, where this account owns it and its `shown` would say *said*; else None."""
+        path = Path(folder)
+        try:
+            own = path.stat().st_uid == os.geteuid()
+            if own and (path / _INCOMING / _PLACE).read_text(encoding="ascii") == said:
+                return _at(path)
+        except (OSError, ValueError):  # of another machine, or for others
+            pass
+        return None
 
     # Room -----------------------------------------------------------------------------------------------------------
 
@@ -267,6 +315,10 @@ class BlobStore:
                 if full
                 else "Look in the kernel log of the node for the reason.",
             ) from None
+
+
+# The stores of others that this process uses: what they count is kept.
+_at = functools.lru_cache(maxsize=8)(BlobStore)
 
 
 def digest_of(data: bytes) -> str:

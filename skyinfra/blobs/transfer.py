@@ -1,13 +1,15 @@
 """Transfer of blobs between clients, the head and the nodes: in chunks, through calls of the head's scheduler.
 
 Only the head's port has to be open, and the head holds a few chunks of a transfer in memory at most. Small blobs travel
-together, a large one in chunks, two of them at a time. The sender asks first which blobs are missing.
+together, a large one in chunks, two of them at a time. The sender asks first which blobs are missing. Where the head
+is of the same account on the same machine, large blobs are written to its folder and read from there.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import mmap
 import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
@@ -76,6 +78,18 @@ def beside(data: bytes | memoryview) -> Any:
     return dask_comms.without_copy(data)
 
 
+async def store_near(head: Peer) -> BlobStore | None:
+    """Returns the store of *head*, where this process can use its files: both are of one account on one machine.
+
+    Raises OSError where the head does not answer.
+    """
+    try:
+        folder, said = await services.blobs_place(head)
+    except SkyinfraError:  # of a head of before, or whose disk is full
+        return None
+    return await asyncio.to_thread(BlobStore.same, folder, said)
+
+
 # Sending ------------------------------------------------------------------------------------------------------------
 
 
@@ -103,6 +117,9 @@ async def send(head: Peer, blobs: Sequence[Blob]) -> Sent:
 
 
 async def _send_large(head: Peer, blob: Blob) -> None:
+    if (store := await store_near(head)) is not None:
+        await _at_head(asyncio.to_thread(_put, store, blob))
+        return
     upload = uuid.uuid4().hex
 
     async def write(offset: int, data: bytes | memoryview) -> None:
@@ -124,6 +141,27 @@ async def _send_large(head: Peer, blob: Blob) -> None:
         # Where this does not arrive, the head drops the parts after a while.
         await asyncio.shield(asyncio.gather(services.blobs_drop(head, upload=upload), return_exceptions=True))
         raise
+
+
+def _put(store: BlobStore, blob: Blob) -> None:
+    with contextlib.closing(store.begin(blob.digest, blob.size)) as incoming:
+        offset = 0
+        for data in blob.chunks():
+            incoming.write(offset, data)
+            offset += len(data)
+        incoming.finish()
+
+
+async def send_unnamed(head: Peer, contents: Sequence[Sequence[bytes | bytearray | memoryview]]) -> list[str] | None:
+    """Writes *contents*, the pieces of a blob each, to the folder of a head that is near, and returns their names.
+
+    Returns None where the head is elsewhere. Raises `StateDirectoryError`, `TaskTooLarge`, OSError.
+    """
+    if (store := await store_near(head)) is None:
+        return None
+    sizes = [sum(memoryview(piece).nbytes for piece in pieces) for pieces in contents]
+    work = (asyncio.to_thread(store.add_unnamed, *each) for each in zip(contents, sizes, strict=True))
+    return [await _at_head(each) for each in work]
 
 
 async def _at_head(answer: Awaitable[T]) -> T:
@@ -173,6 +211,8 @@ async def fetch(head: Peer, store: BlobStore, wanted: dict[str, int]) -> Sent:
 
 async def fetch_bytes(head: Peer, digest: str, size: int) -> memoryview:
     """Fetches one blob into memory. Raises `BlobsMissing`, OSError where the head does not answer."""
+    if size > CHUNK and (store := await store_near(head)) is not None:
+        return await asyncio.to_thread(_mapped, store, digest, size)
     from skyinfra.engine import dask_comms  # as in `beside`
 
     content = dask_comms.memory(size)
@@ -182,6 +222,15 @@ async def fetch_bytes(head: Peer, digest: str, size: int) -> memoryview:
 
     await _parts(head, digest, size, put)
     return content
+
+
+def _mapped(store: BlobStore, digest: str, size: int) -> memoryview:
+    """Returns the pages of the file; they are copied where somebody writes to them, and stay when the file goes."""
+    try:
+        with store.path(digest).open("rb") as file:
+            return memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY))
+    except (FileNotFoundError, ValueError):  # or it was damaged
+        raise BlobsMissing([digest]) from None
 
 
 async def fetch_file(head: Peer, entry: Entry, path: Path) -> None:
@@ -245,8 +294,12 @@ async def _fetch_large(head: Peer, store: BlobStore, digest: str, size: int) -> 
 
 
 async def _parts(head: Peer, digest: str, size: int, put: Callable[[int, bytes | memoryview], None]) -> None:
+    store = await store_near(head) if size > CHUNK else None
+
     async def read(offset: int) -> None:
-        (data,) = await _read(head, [(digest, offset, min(CHUNK, size - offset))])
+        part = (digest, offset, min(CHUNK, size - offset))
+        data: bytes | memoryview | None
+        (data,) = [await asyncio.to_thread(store.read, *part)] if store is not None else await _read(head, [part])
         if data is None or len(data) != min(CHUNK, size - offset):
             raise BlobsMissing([digest])
         await asyncio.to_thread(put, offset, data)

@@ -52,6 +52,7 @@ class HeadBlobs:
             services.blobs_read.by(self.read),
             # A loss of power may have damaged one.
             services.blobs_check.by(_in_thread(store.check)),
+            services.blobs_place.by(_in_thread(store.shown)),
         )
 
     @_in_thread

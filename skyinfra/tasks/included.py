@@ -15,7 +15,7 @@ from skyinfra.blobs.trees import Entry, Tree
 from skyinfra.program import views
 from skyinfra.program.views import MODULES
 from skyinfra.tasks import modules, script
-from skyinfra.tasks.modules import Source, data_of
+from skyinfra.tasks.modules import Data, Source, data_of
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,8 @@ class Included:
     def having(self, code: Code) -> Included:
         """Returns the same with own modules, but for those that nodes import from what was included."""
         own = [each for each in code.sources if not self.imports(each.path)]
-        added = {f"{MODULES}/{each.path}": each for each in (*own, *data_of(own))}
+        files: list[Source | Data] = [*own, *data_of(own)]
+        added = {f"{MODULES}/{each.path}": each for each in files}
         entries = {path: Entry(digest_of(each.data), len(each.data)) for path, each in added.items()}
         main = code.main and (f"{MODULES}/{code.main[0]}", *code.main[1:])
         roots = tuple(dict.fromkeys([*self.tree.roots, MODULES]))

@@ -36,7 +36,7 @@ def file_remedy(path: str, below: str | None, folders: Iterable[Path]) -> str | 
     below: its path below the folder that nodes import from, where it is one of these. folders: as in `remedy`.
     """
     if below is None:
-        if not os.path.exists(path):
+        if not Path(path).exists():
             return None
         return (
             f"{path} is on this machine; a task begins in an empty folder of a node. pool.sync({path!r}) takes it "

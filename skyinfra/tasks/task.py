@@ -185,9 +185,9 @@ class Decorated(ABC):
 
 def undecorated(value: Any) -> Any:
     """Returns the function or class of *value*, where that is a decorated one, else *value*."""
-    if isinstance(value, types.MethodType) and isinstance(value.__func__, Decorated):  # of a class method
-        value = value.__func__
-    return value.plain if isinstance(value, Decorated) else value
+    # A class method is one that is bound to the class.
+    inner = getattr(value, "__func__", None) if isinstance(value, types.MethodType) else value
+    return inner.plain if isinstance(inner, Decorated) else value
 
 
 def undecorated_in(module: str, name: str) -> object:

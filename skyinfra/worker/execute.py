@@ -261,8 +261,7 @@ def _failed(task: Header, error: BaseException, masker: Masker | None = None) ->
     brief, packed = failure.brief(), Payload([pickle.dumps(failure)])
     with contextlib.suppress(TaskTooLarge, StateDirectoryError, BlobsMissing):
         if not task.whole:
-            inputs.keep(packed)
-            return Outcome(failure=brief, parts=packed.parts)
+            return Outcome(failure=brief, parts=inputs.keep(packed))
     return Outcome(failure=brief)
 
 
@@ -398,10 +397,10 @@ def _keep_result(
     if small:
         return Outcome(result=packed.joined(), seconds=time.perf_counter() - start)
     try:
-        inputs.keep(packed)
+        parts = inputs.keep(packed)
     except TaskTooLarge as error:
         raise TaskTooLarge(f"{what} of {task.name}: {error.message}", field=error.field, hint=error.hint) from None
-    return Outcome(parts=packed.parts, seconds=time.perf_counter() - start)
+    return Outcome(parts=parts, seconds=time.perf_counter() - start)
 
 
 def _pack_result(task: Header, result: object, what: str = "the result") -> Payload:

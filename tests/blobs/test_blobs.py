@@ -25,8 +25,10 @@ from skyinfra.blobs.trees import Entry, Tree, parse_name
 from skyinfra.head.blobs import HeadBlobs
 
 
-def head_of(store: BlobStore) -> LocalPeer:
-    return LocalPeer(HeadBlobs(store).handlers)
+def head_of(store: BlobStore, *, near: bool = False) -> LocalPeer:
+    """A head on another machine, or one that is *near*."""
+    handlers = HeadBlobs(store).handlers
+    return LocalPeer(handlers if near else {name: each for name, each in handlers.items() if "place" not in name})
 
 
 def blob(data: bytes) -> Blob:
@@ -163,6 +165,57 @@ def test_blobs_are_fetched_once_and_verified(store, tmp_path):
     assert asyncio.run(transfer.fetch(line, node, wanted)).blobs == 0
     assert node.path(digest_of(LARGE)).read_bytes() == LARGE
     assert bytes(asyncio.run(transfer.fetch_bytes(line, digest_of(LARGE), len(LARGE)))) == LARGE
+
+
+def test_on_one_machine_large_ones_are_files_that_nobody_sends(store, tmp_path):
+    line = head_of(store, near=True)
+    assert asyncio.run(transfer.send(line, [blob(LARGE), blob(b"x")])).blobs == 2
+    wanted = {digest_of(LARGE): len(LARGE), digest_of(b"x"): 1}
+    node = BlobStore(tmp_path / "node")
+    assert asyncio.run(transfer.fetch(line, node, wanted)).blobs == 2
+    assert node.path(digest_of(LARGE)).read_bytes() == store.path(digest_of(LARGE)).read_bytes() == LARGE
+    content = asyncio.run(transfer.fetch_bytes(line, digest_of(LARGE), len(LARGE)))
+    # Who writes to it changes nothing, and it stays when the blob goes.
+    content[0] ^= 1
+    assert store.path(digest_of(LARGE)).read_bytes() == LARGE
+    store.path(digest_of(LARGE)).unlink()
+    assert content[1:] == LARGE[1:]
+    with pytest.raises(BlobsMissing):
+        asyncio.run(transfer.fetch_bytes(line, digest_of(LARGE), len(LARGE)))
+    (name,) = asyncio.run(transfer.send_unnamed(line, [[LARGE[:7], memoryview(LARGE)[7:]]]))
+    assert bytes(asyncio.run(transfer.fetch_bytes(line, name, len(LARGE)))) == LARGE
+    assert not {"blobs_write", "blobs_finish"} & set(line.calls) and line.calls.count("blobs_read") == 1
+    with pytest.raises(WrongContent):
+        asyncio.run(transfer.send(line, [lies_about(LARGE, LARGE[1:] + b"?")]))
+    assert {digest_of(b"x"), name} == set(files(store.folder))
+
+
+def test_files_are_passed_where_both_have_the_same_ones_and_one_account(store, tmp_path, monkeypatch):
+    folder, said = store.shown()
+    assert store.shown() == (folder, said) and oct((store.folder / "incoming/place.lock").stat().st_mode)[-3:] == "600"
+    assert BlobStore.same(folder, said) is BlobStore.same(folder, said) is not None
+    assert BlobStore.same(folder, "0" * 32) is None and BlobStore.same(str(tmp_path / "none"), said) is None
+    assert BlobStore.same(f"{folder}\0", said) is None
+    monkeypatch.setattr("os.geteuid", lambda: 12345)
+    assert BlobStore.same(folder, said) is None
+    line = head_of(store, near=True)
+    asyncio.run(transfer.send(line, [blob(LARGE)]))
+    assert asyncio.run(transfer.send_unnamed(line, [[LARGE]])) is None
+    assert "blobs_finish" in line.calls and files(store.folder) == [digest_of(LARGE)]
+
+
+def test_a_head_near_by_whose_disk_is_full_says_so(store, monkeypatch):
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    line = head_of(store, near=True)
+    store.shown()
+    monkeypatch.setattr(BlobStore, "adopt", full)
+    for work in (transfer.send(line, [blob(LARGE)]), transfer.send_unnamed(line, [[LARGE]])):
+        with pytest.raises(sky.StateDirectoryError, match="cannot be written: No space left") as caught:
+            asyncio.run(work)
+        assert caught.value.field == f"head: {store.folder}"
+    assert files(store.folder) == []
 
 
 @pytest.mark.parametrize("content", [b"y", LARGE], ids=["small", "large"])
