@@ -70,7 +70,7 @@ ALLOWED: dict[str, set[str]] = {
     "sync": {"blobs", "program", "protocol", "tasks"},
     "port_forward": {"protocol"},
     "console": set(),
-    "page": {"protocol"},
+    "page": {"mig", "protocol"},
     "submission": {
         "console",
         "engine",

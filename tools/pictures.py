@@ -16,20 +16,18 @@ from pathlib import Path
 
 from skyinfra import mig
 from skyinfra.deploy.transitions import GpuChange, Transition
+from skyinfra.mig import palette
 from skyinfra.terminal.drawing import transition_svg
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "pictures"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
-# Light and dark.
+# Light and dark, of what is no partition: the colours of profiles are in the palette.
 COLOURS = {
     "ink": ("#1b1f24", "#e6edf3"),
     "pale": ("#59636e", "#9198a1"),
     "ground": ("#ffffff", "#0d1117"),
-    "t0": ("#a8dadc", "#1d5257"),
-    "t1": ("#c7e9b0", "#2f5624"),
-    "t2": ("#ffe08a", "#5f4b0b"),
-    "t3": ("#d9c2f0", "#4d3470"),
+    "step": ("#f0f2f5", "#21262d"),
 }
 STYLE = "@media (prefers-color-scheme: dark) {{ {} }}".format(
     " ".join([f".{name} {{ fill: {dark}; }}" for name, (_, dark) in COLOURS.items()] + [".line { stroke: #9198a1; }"])
@@ -56,10 +54,11 @@ class Sheet:
     def __init__(self, title: str, width: int = WIDTH) -> None:
         self.title, self.width, self.bottom = title, width, 0
         self.marks: list[str] = []
+        self.tones: list[palette.Tone] = []
 
     def text(self, x: float, y: float, words: str, *, kind: str = "ink", more: str = "") -> None:
         """Writes *words* with their base line at *y*."""
-        fill = COLOURS[kind][0]
+        fill = palette.ink() if kind == "label" else COLOURS[kind][0]
         self.marks.append(f'<text x="{x:g}" y="{y:g}" class="{kind}" fill="{fill}" {more}>{escape(words)}</text>')
         self.bottom = max(self.bottom, round(y) + 6)
 
@@ -70,6 +69,14 @@ class Sheet:
             f'fill="{COLOURS[kind][0]}" stroke="#59636e"/>'
         )
         self.bottom = max(self.bottom, round(y + height))
+
+    def partition(self, x: float, y: float, width: float, height: float, tone: palette.Tone) -> None:
+        """Draws a partition in the look of its profile."""
+        place = f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="5"'
+        self.marks.append(f'{place} class="line" fill="{tone.colour}" stroke="#59636e"/>')
+        if pattern := palette.svg_pattern(tone):
+            self.marks.append(f'{place} fill="{pattern}"/>')
+        self.tones.append(tone)
 
     def arrow(self, x1: float, y1: float, x2: float, y2: float) -> None:
         """Draws an arrow from one point to another."""
@@ -91,6 +98,7 @@ class Sheet:
             f"<style>{STYLE}</style>\n"
             '<defs><marker id="end" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" orient="auto">'
             '<path d="M0 0 L8 4 L0 8 z" fill="#59636e" class="pale"/></marker></defs>\n'
+            f"{palette.svg_patterns(self.tones)}"
             f'<rect width="{self.width}" height="{height}" class="ground" fill="#ffffff"/>\n{body}\n</svg>\n'
         )
 
@@ -130,7 +138,7 @@ def life(name: str, text: str) -> str:
     for number, (place, lines) in enumerate(zip(places, wrapped, strict=True)):
         middle, top, height = middles[place], tops[number], 12 + 17 * len(lines)
         left = min(max(middle - width / 2, 12), WIDTH - 12 - width)
-        sheet.box(left, top, width, height, f"t{list(LANES).index(place)}")
+        sheet.box(left, top, width, height, "step")
         for index, line in enumerate(lines):
             sheet.text(left + 10, top + 19 + 17 * index, line)
         if number + 1 < len(found):
@@ -157,7 +165,7 @@ def way(text: str) -> str:
     x, y = at[straight[-1]]
     at["client"] = (x, y + 96)
     for name, (x, y) in at.items():
-        sheet.box(x, y, width, height, "t1" if name == "client" else "t0")
+        sheet.box(x, y, width, height, "step")
         sheet.text(x + 10, y + 20, boxes[name][0], more='font-weight="bold"')
         sheet.text(x + 10, y + 38, boxes[name][1], kind="pale", more='font-size="12"')
     for one, other in [*itertools.pairwise(straight), ("client", straight[-1])]:
@@ -176,12 +184,11 @@ def _gpu(sheet: Sheet, x: float, y: float, width: float, layout: str) -> None:
     geometry = mig.geometry("h100_80gb")
     slice_width = width / (geometry.placement_units or 1)
     for placement in mig.place(mig.parse(layout, geometry), geometry):
-        tone = {"1g.10gb": "t0", "2g.20gb": "t1", "3g.40gb": "t2"}.get(placement.profile, "t3")
+        tone = palette.tone(placement.profile, placement.size, geometry.placement_units)
         left, wide = x + placement.start * slice_width, placement.size * slice_width
-        sheet.box(left + 1, y, wide - 2, 30, tone)
-        sheet.text(
-            left + wide / 2, y + 19, placement.profile.partition(".")[0], more='text-anchor="middle" font-size="12"'
-        )
+        sheet.partition(left + 1, y, wide - 2, 30, tone)
+        name = placement.profile.partition(".")[0]
+        sheet.text(left + wide / 2, y + 19, name, kind="label", more='text-anchor="middle" font-size="12"')
 
 
 LAYOUTS = ("3g.40gb*2", "3g.40gb+2g.20gb+1g.10gb*2", "1g.10gb*7")

@@ -6,9 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from skyinfra.mig import palette
 from skyinfra.mig.drivers import required_driver
 from skyinfra.mig.geometry import Geometry, Profile
 from skyinfra.mig.grid import Compute, Grid, Layout, Placement, written
+from skyinfra.mig.palette import Tone
 
 # A piece of a line, and the index of the segment that it belongs to.
 Cell: TypeAlias = tuple[str, int | None]
@@ -207,10 +209,9 @@ def _shares(shown: Picture) -> list[tuple[str, str]]:
     return found
 
 
-def tone(profile: Profile, geometry: Geometry) -> int:
-    """The number of the colour of a profile, from 0: equal for profiles of one size, whatever their attributes."""
-    sizes = sorted({(other.compute_slices, other.memory_gb) for other in geometry.profiles})
-    return sizes.index((profile.compute_slices, profile.memory_gb))
+def tone(profile: Profile, geometry: Geometry) -> Tone:
+    """Returns the look of a profile of this GPU: equal for profiles of one size, whatever their attributes."""
+    return palette.tone(profile.name, profile.size, geometry.placement_units)
 
 
 def mark(profile: Profile) -> str:

@@ -10,7 +10,7 @@ from skyinfra.mig.geometry import Geometry
 from skyinfra.mig.grid import Layout
 from skyinfra.mig.layout import text
 from skyinfra.mig.layouts import maximal_layouts, maximal_multisets, multisets
-from skyinfra.mig.svg import STYLE, bars
+from skyinfra.mig.svg import STYLE, bars, patterns
 
 _PAGE = """\
 <!DOCTYPE html>
@@ -77,7 +77,7 @@ def page(geometry: Geometry, profiles: Sequence[str]) -> str:
     if any(geometry.profile(name).expected for name in profiles):
         parts.append(f'<p class="note">Note: {EXPECTED}.</p>')
     cards = (_card(names, layout, geometry, complete=names in maximal) for names, layout in named)
-    body = "\n".join([*parts, "<main>", *cards, "</main>"])
+    body = "\n".join([patterns(), *parts, "<main>", *cards, "</main>"])
     return _PAGE.format(title=f"{geometry.model}: MIG layouts", style=STYLE, body=body)
 
 

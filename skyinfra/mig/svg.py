@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import textwrap
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 
+from skyinfra.mig import palette
 from skyinfra.mig.drawing import Picture, Segment, facts, labels, mark, sharing, tone
 from skyinfra.mig.geometry import Profile
+from skyinfra.mig.palette import Tone
 
 _WIDTH = 760
 _EDGE = 20
@@ -23,24 +26,17 @@ _SMALL_BOX = 46
 _SMALL_BAR = 14
 _LETTER = 6.7
 
-# Light and dark: fills with a contrast of 4.5 to the ink at least. "t": one for each size of profile on a GPU.
+# Light and dark, of what stands beside the partitions; those of partitions are in the palette, the same on both.
 _COLOURS = {
     "ink": ("#1b1f24", "#e6edf3"),
     "pale": ("#59636e", "#9198a1"),
     "ground": ("#ffffff", "#0d1117"),
     "free": ("#ffffff", "#0d1117"),
     "out": ("#b3261e", "#ff8a80"),
-    "t0": ("#a8dadc", "#1d5257"),
-    "t1": ("#c7e9b0", "#2f5624"),
-    "t2": ("#ffe08a", "#5f4b0b"),
-    "t3": ("#f6c1a6", "#6b3a22"),
-    "t4": ("#d9c2f0", "#4d3470"),
-    "t5": ("#b5d0f7", "#234a7d"),
-    "t6": ("#e3e3e3", "#464c54"),
+    "pill": ("#ffffff", "#ffffff"),
 }
-# Where the colours around a picture are not known: partitions are light, with dark text.
-_INHERITED = {"pale": "currentColor", "free": "none"}
-_TONES = sum(name[0] == "t" and name[1:].isdigit() for name in _COLOURS)
+# Where the colours around a picture are not known.
+_INHERITED = {"ink": "currentColor", "pale": "currentColor", "free": "none"}
 
 # The colours of each element stand in its attributes, for readers without style sheets; this is for dark screens.
 _RULES = [f".{name} {{ fill: {dark}; }}" for name, (_, dark) in _COLOURS.items()]
@@ -52,28 +48,39 @@ STYLE = f"@media (prefers-color-scheme: dark) {{ {' '.join(_RULES)} }}"
 class _Sheet:
     """The marks so far; `y` is the top of the next mark, in pixels from the top.
 
-    inherits: what stands beside the partitions has the colour of the text around the picture.
+    inherits: what stands beside the partitions has the colour of the text around the picture. prefix: of the ids of
+    patterns. tones: those that were drawn.
     """
 
     width: int = _WIDTH
     edge: int = _EDGE
     y: int = _EDGE
     inherits: bool = False
+    prefix: str = ""
     marks: list[str] = field(default_factory=list)
+    tones: list[Tone] = field(default_factory=list)
 
     def text(self, x: float, y: float, words: str, kind: str = "ink", *, bold: bool = False, end: bool = False) -> None:
         more = ' font-weight="bold"' * bold + ' text-anchor="end"' * end
         self.marks.append(f'<text x="{x:g}" y="{y:g}" {self._filled(kind)}{more}>{escape(words)}</text>')
 
-    def box(self, x: float, width: float, height: int, kind: str) -> None:
+    def box(self, x: float, width: float, height: int, kind: Tone | None) -> None:
+        """A box in the look of its kind; free room where that is None."""
         stroke = 'stroke="currentColor"' if self.inherits else f'stroke="{_COLOURS["ink"][0]}"'
-        size = f'width="{width:g}" height="{height}"'
-        self.marks.append(f'<rect x="{x:g}" y="{self.y}" {size} rx="3" {self._filled(kind, "box ")} {stroke}/>')
+        place = f'<rect x="{x:g}" y="{self.y}" width="{width:g}" height="{height}" rx="3"'
+        if kind is None:
+            self.marks.append(f"{place} {self._filled('free', 'box ')} {stroke}/>")
+            return
+        self.tones.append(kind)
+        box = "" if self.inherits else 'class="box" '
+        self.marks.append(f'{place} {box}fill="{kind.colour}" {stroke}/>')
+        if pattern := palette.svg_pattern(kind, self.prefix):
+            self.marks.append(f'{place} fill="{pattern}"/>')
 
     def _filled(self, kind: str, also: str = "") -> str:
-        if self.inherits:
-            return f'fill="{_INHERITED.get(kind, _COLOURS[kind][0])}"'
-        return f'class="{also}{kind}" fill="{_COLOURS[kind][0]}"'
+        # On a partition colours are the same on light and on dark screens.
+        colour = palette.ink() if kind == "label" else _COLOURS[kind][0]
+        return f'fill="{_INHERITED.get(kind, colour)}"' if self.inherits else f'class="{also}{kind}" fill="{colour}"'
 
     def crossed(self, x: float, width: float, height: int) -> None:
         """A box that stands nowhere: dashed, with a line across."""
@@ -85,13 +92,12 @@ class _Sheet:
         self.marks.append(f'<line x1="{x:g}" y1="{self.y + height}" x2="{x + width:g}" y2="{self.y}" {red}/>')
 
     def pill(self, x: float, y: float, words: str) -> None:
-        """A word in the colours of the ground on ink."""
+        """A word on a partition, light on dark."""
         width = len(words) * 7.3 + 10
         self.marks.append(
-            f'<rect x="{x:g}" y="{y - 12:g}" width="{width:g}" height="16" rx="8" '
-            f'class="ink" fill="{_COLOURS["ink"][0]}"/>'
+            f'<rect x="{x:g}" y="{y - 12:g}" width="{width:g}" height="16" rx="8" fill="{palette.ink()}"/>'
         )
-        self.text(x + 5, y, words, "ground")
+        self.text(x + 5, y, words, "pill")
 
     def line(self, words: str, *, at: int = _EDGE, bold: bool = False) -> None:
         self.text(at, self.y + _LINE - 5, words, bold=bold)
@@ -127,29 +133,39 @@ def svg(pictures: Sequence[tuple[str, Picture, Sequence[tuple[str, str]]]]) -> s
     ground = f'<rect width="{_WIDTH}" height="{sheet.y}" class="ground" fill="{_COLOURS["ground"][0]}"/>'
     size = f'width="{_WIDTH}" height="{sheet.y}" viewBox="0 0 {_WIDTH} {sheet.y}"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="monospace" font-size="12">'
-    return "\n".join([head, f"<style>{STYLE}</style>", ground, *sheet.marks, "</svg>"]) + "\n"
+    defined = palette.svg_patterns(sheet.tones)
+    return "\n".join(filter(None, [head, f"<style>{STYLE}</style>", defined, ground, *sheet.marks, "</svg>"])) + "\n"
 
 
 def bars(shown: Picture, *, inherits: bool = False) -> str:
-    """The two bars of a GPU alone, as an element of a page that has STYLE in its head; as wide as its place there.
+    """The two bars of a GPU alone, as wide as their place: an element of a page that has STYLE and `patterns()`.
 
-    inherits: it needs no style, and what stands beside the partitions has the colour of the text around it.
+    inherits: it needs neither, and what stands beside the partitions has the colour of the text around it.
     """
-    sheet = _Sheet(width=_SMALL, edge=1, y=0, inherits=inherits)
+    # One by one, in their order: drawings of one set differ in that.
+    words = "+".join(each.name for each in shown.layout)
+    prefix = f"mig-{zlib.crc32(words.encode()):08x}-" if inherits else ""
+    sheet = _Sheet(width=_SMALL, edge=1, y=0, inherits=inherits, prefix=prefix)
     unit = (_SMALL - 2) / (shown.geometry.placement_units or 1)
     sheet.named(*_memory_name(shown))
     for segment in shown.segments:
         x, width = 1 + segment.start * unit, segment.size * unit
         sheet.box(x, width, _SMALL_BOX, _kind(segment, shown))
-        for row, words in enumerate(_short(segment.profile, width)):
-            kind = "ink" if segment.profile else "pale"
-            sheet.text(x + 4, sheet.y + 13 + row * 14, words, kind, bold=bool(row == 0 and segment.profile))
+        for row, words_of in enumerate(_short(segment.profile, width)):
+            kind = "label" if segment.profile else "pale"
+            sheet.text(x + 4, sheet.y + 13 + row * 14, words_of, kind, bold=bool(row == 0 and segment.profile))
     sheet.y += _SMALL_BOX + 2
     _compute(sheet, shown, _SMALL_BAR)
-    # One by one, in their order: drawings of one set differ in that.
-    words = "+".join(each.name for each in shown.layout)
     size = f'viewBox="0 0 {_SMALL} {sheet.y - 4}" role="img" aria-label="{escape(words)}"'
-    return "\n".join([f'<svg {size} font-family="monospace" font-size="11">', *sheet.marks, "</svg>"])
+    defined = palette.svg_patterns(sheet.tones, prefix) if inherits else ""
+    opened = f'<svg {size} font-family="monospace" font-size="11">'
+    return "\n".join(filter(None, [opened, defined, *sheet.marks, "</svg>"]))
+
+
+def patterns() -> str:
+    """Returns an element without size that defines the patterns for all drawings of a page."""
+    hidden = 'width="0" height="0" style="position: absolute" aria-hidden="true"'
+    return f"<svg {hidden}>{palette.svg_patterns(palette.tones())}</svg>"
 
 
 def _memory(sheet: _Sheet, shown: Picture) -> None:
@@ -169,7 +185,7 @@ def _memory(sheet: _Sheet, shown: Picture) -> None:
             if segment.profile and words and words in (mark(segment.profile), sharing(segment)):
                 sheet.pill(x + 5, y, words)
             elif words:
-                kind = "ink" if segment.profile else "pale"
+                kind = "label" if segment.profile else "pale"
                 sheet.text(x + 7, y, words, kind, bold=bool(row == 0 and segment.profile))
     sheet.y += height + 4
 
@@ -179,13 +195,13 @@ def _compute(sheet: _Sheet, shown: Picture, height: int) -> None:
     total = shown.geometry.compute_slices or 1
     width = (sheet.width - 2 * sheet.edge) / total
     sheet.named("compute slices", f"{shown.compute_used} of {total}")
-    kinds = [_of(p, shown) for p in shown.placed for _ in range(p.compute_slices)]
+    kinds = [tone(p, shown.geometry) for p in shown.placed for _ in range(p.compute_slices)]
     named = _compute_names(shown)
     for index in range(total):
         x = sheet.edge + index * width
-        sheet.box(x, width, height, kinds[index] if index < len(kinds) else "free")
+        sheet.box(x, width, height, kinds[index] if index < len(kinds) else None)
         if index in named:
-            sheet.text(x + 5, sheet.y + height / 2 + 4, named[index], bold=True)
+            sheet.text(x + 5, sheet.y + height / 2 + 4, named[index], "label", bold=True)
         if index >= len(kinds):
             sheet.text(x + 5, sheet.y + height / 2 + 4, "free", "pale")
     sheet.y += height + 6
@@ -232,9 +248,5 @@ def _short(profile: Profile | None, width: float) -> list[str]:
     return [*lines, *filter(None, [profile.attributes])]
 
 
-def _kind(segment: Segment, shown: Picture) -> str:
-    return "free" if segment.profile is None else _of(segment.profile, shown)
-
-
-def _of(profile: Profile, shown: Picture) -> str:
-    return f"t{tone(profile, shown.geometry) % _TONES}"
+def _kind(segment: Segment, shown: Picture) -> Tone | None:
+    return None if segment.profile is None else tone(segment.profile, shown.geometry)

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from skyinfra.errors import NodeError, SkyinfraError
 from skyinfra.errors.printable import printable_tree, undressed
+from skyinfra.mig import palette
 from skyinfra.protocol import questions
 from skyinfra.protocol.fleet import FleetState
 from skyinfra.protocol.instance import InstanceInfo
@@ -89,7 +90,10 @@ def answer(asked: Asked, path: str, query: Mapping[str, Sequence[str]], price: s
     """
     if path in _FILES:
         name, kind = _FILES[path]
-        return Answer(200, f"{kind}; charset=utf-8", resources.files(__name__).joinpath(name).read_bytes())
+        content = resources.files(__name__).joinpath(name).read_bytes()
+        # The rules of the look of each profile stand in no file of the page: they are those of all drawings.
+        content += palette.css().encode() if kind == "text/css" else b""
+        return Answer(200, f"{kind}; charset=utf-8", content)
     try:
         if path == f"{PATH}/state":
             return _document(state(asked, price))
@@ -169,7 +173,8 @@ def _slot(
 ) -> dict[str, Any]:
     reading = {key: value for key, value in used.get(slot.slot, {}).items() if key != "slot"}
     running = [{"key": each.key, "name": each.name, "seconds": each.seconds} for each in tasks.get(slot.slot, ())]
-    return {**slot.to_json(), "going": going, "sick": sick, "tasks": running, "reading": reading}
+    tone = palette.tone(slot.profile, slot.size, slot.units).css_class
+    return {**slot.to_json(), "tone": tone, "going": going, "sick": sick, "tasks": running, "reading": reading}
 
 
 def _gpus(slots: Iterable[dict[str, Any]]) -> list[dict[str, object]]:

@@ -38,17 +38,11 @@ function taskWords(slot) {
   return slot.tasks.map((task) => `${task.name} ${span(task.seconds)}`).join(", ");
 }
 
-function tones() {
-  const sizes = new Set();
-  for (const node of state.nodes) for (const gpu of node.gpus) for (const slot of gpu.slots) sizes.add(slot.profile || slot.kind);
-  return new Map([...sizes].sort().map((name, number) => [name, `t${number % 7}`]));
-}
-
-function slotButton(slot, tone, grow) {
+function slotButton(slot, grow) {
   const words = taskWords(slot) || (slot.sick ? "sick" : slot.going ? "goes" : "idle");
   const called = slot.profile || slot.kind;
   const button = made("button", {
-    class: `slot ${tone}${slot.going || slot.sick ? " going" : ""}`, type: "button", "data-slot": slot.slot, "aria-pressed": String(slot.slot === chosen),
+    class: `slot ${slot.tone}${slot.going || slot.sick ? " going" : ""}`, type: "button", "data-slot": slot.slot, "aria-pressed": String(slot.slot === chosen),
     title: `${slot.slot} ${called}: ${words}`, onclick: () => choose(slot.slot, true),
   }, made("b", {}, called), made("span", {}, words));
   button.style.flex = `${grow} 1 0`;
@@ -61,26 +55,26 @@ function free(units) {
   return gap;
 }
 
-function bar(gpu, shades) {
+function bar(gpu) {
   const drawn = made("div", { class: "bar" });
   let at = 0;
   for (const slot of gpu.slots) {
     const placed = gpu.units && slot.size;
     if (placed && slot.start > at) drawn.append(free(slot.start - at));
-    drawn.append(slotButton(slot, shades.get(slot.profile || slot.kind), placed ? slot.size : 1));
+    drawn.append(slotButton(slot, placed ? slot.size : 1));
     if (placed) at = Math.max(at, slot.start + slot.size);
   }
   if (gpu.units && at && at < gpu.units) drawn.append(free(gpu.units - at));
   return drawn;
 }
 
-function nodeCard(node, shades) {
+function nodeCard(node) {
   const about = [node.machine, node.zone, node.head ? "head" : null].filter(Boolean).join(", ");
   const card = made("article", { "data-node": node.name }, made("h3", {}, node.name, " ", made("span", { class: "pale" }, about)));
   if (node.problem) card.append(made("p", { class: "bad" }, node.problem));
   for (const gpu of node.gpus) {
     const called = gpu.gpu === null || gpu.gpu === undefined ? "CPU" : `GPU ${gpu.gpu} ${gpu.accelerator || ""}`;
-    card.append(made("div", { class: "gpu" }, made("span", {}, called), bar(gpu, shades)));
+    card.append(made("div", { class: "gpu" }, made("span", {}, called), bar(gpu)));
   }
   if (node.missing.length) card.append(made("p", { class: "pale" }, `not there: ${node.missing.join(", ")}`));
   card.append(made("p", {}, made("button", { class: "log", type: "button", onclick: () => follow(node.name, "", `the runner of ${node.name}`) }, "log of the runner")));
@@ -167,8 +161,7 @@ function draw() {
   document.title = `${state.fleet}: ${busy} of ${slots.length} slots busy`;
   by("fleet").textContent = state.fleet + (state.simulated ? " (simulated)" : "");
   by("facts").textContent = [state.provider, `${state.nodes.length} nodes`, `${busy} of ${slots.length} slots busy`, state.price].filter(Boolean).join(" · ");
-  const shades = tones();
-  by("nodes").replaceChildren(...state.nodes.map((node) => nodeCard(node, shades)));
+  by("nodes").replaceChildren(...state.nodes.map((node) => nodeCard(node)));
   by("jobs").replaceChildren(jobsTable());
   by("changes").hidden = !state.changes.length;
   by("changes-list").replaceChildren(...state.changes.map((each) => made("li", {}, `${moment(each.at)}: ${each.node} GPU ${each.gpu} became ${each.layout}: ${each.why}`)));

@@ -12,25 +12,22 @@ from rich.text import Text
 
 from skyinfra import mig
 from skyinfra.errors import InvalidField, counted, written
+from skyinfra.mig import palette
 from skyinfra.mig.drawing import Picture, boxes, compute_bar, facts, left_out, strip, tone
 from skyinfra.terminal import tables
 
 if TYPE_CHECKING:
     from skyinfra.deploy.fleet_status import GpuStrip
     from skyinfra.deploy.transitions import GpuChange, Transition
+    from skyinfra.mig.palette import Tone
 
 # The width of the word before a sentence.
 _WORD = 10
-# As many as any GPU has sizes of profiles.
-STYLES = (
-    "black on cyan",
-    "black on green",
-    "black on yellow",
-    "black on magenta",
-    "black on blue",
-    "black on white",
-    "black on red",
-)
+
+
+def style(tone: Tone) -> str:
+    """Returns the style of a cell of this look: a terminal without its colour shows the nearest that it has."""
+    return f"{palette.ink()} on {tone.colour}"
 
 
 def lines(nodes: Iterable[tuple[str, Sequence[GpuStrip]]], width: int | None = None) -> list[Text]:
@@ -41,21 +38,23 @@ def lines(nodes: Iterable[tuple[str, Sequence[GpuStrip]]], width: int | None = N
     grouped = [(node, list(alike)) for node, found in nodes for alike in _alike(found)]
     heads = [(node, f"GPU {ranges([gpu.gpu for gpu in alike])}", alike[0].accelerator) for node, alike in grouped]
     widths = [max((len(head[column]) for head in heads), default=0) for column in range(3)]
-    kinds = {(p.size, p.profile) for _, alike in grouped for gpu in alike for p in gpu.layout}
-    tones = {profile: tone for tone, (_, profile) in enumerate(sorted(kinds))}
     made = []
     for head, (_, alike) in zip(heads, grouped, strict=True):
         line = Text("  ".join(part.ljust(width) for part, width in zip(head, widths, strict=True)) + "  ")
         margin, layout = len(line), alike[0].layout
         cells = strip(layout, alike[0].units, width and width - margin)
         for text, index in cells:
-            line.append(text, style="" if index is None else STYLES[tones[layout[index].profile] % len(STYLES)])
+            line.append(text, style="" if index is None else _style(layout[index], alike[0].units))
         if alike[0].missing:
             line.append(f"  {alike[0].missing} missing", style="red")
         made.append(line)
         if alike[0].doing:
             made.append(Text(" " * margin + _below(cells, alike[0].doing), style="dim"))
     return made
+
+
+def _style(place: mig.Placement, units: int | None) -> str:
+    return style(palette.tone(place.profile, place.size, units))
 
 
 def _below(cells: Sequence[tuple[str, int | None]], doing: Sequence[str]) -> str:
@@ -91,10 +90,10 @@ def layout_text(title: str, picture: Picture, notes: Sequence[tuple[str, str]], 
     for line in [*boxes(picture, width), *compute_bar(picture, width)]:
         for piece, index in line:
             profile = None if index is None else picture.segments[index].profile
-            style = "not bold"
+            look = "not bold"
             if profile is not None:
-                style += " " + STYLES[tone(profile, picture.geometry) % len(STYLES)]
-            made.append(piece, style=style)
+                look += " " + style(tone(profile, picture.geometry))
+            made.append(piece, style=look)
         made.append("\n")
     if picture.missing:
         made.append(f"{left_out(picture)}\n", style="not bold red")
@@ -137,7 +136,6 @@ def write_svg(file: Path, found: Transition) -> None:
 def _change_text(alike: Sequence[GpuChange], width: int) -> Text:
     first = alike[0]
     made = Text(f"{_changed(alike)}\n", style="bold")
-    sizes = sorted({(place.size, place.profile) for place in (*first.before, *first.after)})
     for word, layout in (("before", first.before), ("after", first.after)):
         made.append(f"{word:<{_WORD}}", style="not bold")
         if not layout:
@@ -145,8 +143,7 @@ def _change_text(alike: Sequence[GpuChange], width: int) -> Text:
         units = mig.geometry(first.model).placement_units if first.model else None
         units = units or sum(place.size for place in layout)
         for piece, index in strip(layout, units, width - _WORD) if layout else ():
-            tone = None if index is None else sizes.index((layout[index].size, layout[index].profile))
-            made.append(piece, style="not bold" if tone is None else f"not bold {STYLES[tone % len(STYLES)]}")
+            made.append(piece, style="not bold" if index is None else f"not bold {_style(layout[index], units)}")
         made.append("\n")
     for word, sentence in _change_facts(alike):
         made.append(f"{word:<{_WORD}}{sentence}\n", style="not bold red" if word == "ends" else "not bold")

@@ -6,13 +6,14 @@ import dataclasses
 import json
 
 import pytest
+from rich.color import Color, ColorSystem
 
 from skyinfra.deploy.fleet_status import GpuStrip, strips
-from skyinfra.mig import Compute
+from skyinfra.mig import Compute, palette
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import ManifestSlot
 from skyinfra.submission.fleet import RunningTask
-from skyinfra.terminal.drawing import STYLES, lines
+from skyinfra.terminal.drawing import lines, style
 
 MIXED = (("3g.40gb", 0, 4), ("2g.20gb", 4, 2), ("1g.10gb", 6, 1))
 CPX = tuple(("CPX", i, 1) for i in range(8))
@@ -92,8 +93,14 @@ def test_a_profile_has_one_colour_everywhere() -> None:
     ]
     styles = dict(spans)
     assert set(styles) == {"3g.40gb", "2g.20gb", "1g.10gb"}
-    assert len(set(styles.values())) == 3 and set(styles.values()) <= set(STYLES)
-    assert all(styles[name] == style for name, style in spans)
+    assert len(set(styles.values())) == 3
+    for name, found in spans:
+        assert found == styles[name] == style(palette.tone(name, 4, 8))
+
+
+@pytest.mark.parametrize("system", [ColorSystem.EIGHT_BIT, ColorSystem.STANDARD])
+def test_a_terminal_of_few_colours_tells_profiles_apart(system: ColorSystem) -> None:
+    assert len({Color.parse(tone.colour).downgrade(system).number for tone in palette.tones()}) == len(palette.tones())
 
 
 def test_as_json() -> None:
