@@ -219,29 +219,30 @@ class BlobStore:
 
     # On one machine -------------------------------------------------------------------------------------------------
 
-    def shown(self) -> tuple[str, str]:
-        """Returns the folder, and what a file in it says: who reads it there has the same files; see `same`."""
+    def shown(self) -> tuple[str, str, int]:
+        """Returns the folder, what a file in it says, and the capacity: who reads that there has the same files; see
+        `same`."""
         with self.explained():
             self._incoming.mkdir(parents=True, exist_ok=True)
             place = self._incoming / _PLACE
             with contextlib.suppress(FileNotFoundError):
-                return str(self.folder), place.read_text(encoding="ascii")
+                return str(self.folder), place.read_text(encoding="ascii"), self.capacity
             new = place.with_name(f"{uuid.uuid4().hex}.lock")
             new.touch(0o600)
             new.write_text(secrets.token_hex(16), encoding="ascii")
             with contextlib.suppress(FileExistsError):
                 place.hardlink_to(new)
             new.unlink()
-            return str(self.folder), place.read_text(encoding="ascii")
+            return str(self.folder), place.read_text(encoding="ascii"), self.capacity
 
     @classmethod
-    def same(cls, folder: str, said: str) -> BlobStore | None:
-        """Returns the store in *folder*, where this account owns it and its `shown` would say *said*; else None."""
+    def same(cls, folder: str, said: str, capacity: int) -> BlobStore | None:
+        """Returns the store in *folder*, where this account owns it and its `shown` would say the same; else None."""
         path = Path(folder)
         try:
             own = path.stat().st_uid == os.geteuid()
             if own and (path / _INCOMING / _PLACE).read_text(encoding="ascii") == said:
-                return _at(path)
+                return _at(path, capacity=capacity)
         except (OSError, ValueError):  # of another machine, or for others
             pass
         return None

@@ -84,10 +84,10 @@ async def store_near(head: Peer) -> BlobStore | None:
     Raises OSError where the head does not answer.
     """
     try:
-        folder, said = await services.blobs_place(head)
+        place = await services.blobs_place(head)
     except SkyinfraError:  # of a head of before, or whose disk is full
         return None
-    return await asyncio.to_thread(BlobStore.same, folder, said)
+    return await asyncio.to_thread(BlobStore.same, *place)
 
 
 # Sending ------------------------------------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ _ROOM = 64 * 2**20
 # fallocate(2): releases memory in the middle of a file.
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 # prctl(2): without it only root looks into a process, see ptrace(2).
-_PR_SET_DUMPABLE = 4
+_PR_GET_DUMPABLE, _PR_SET_DUMPABLE = 3, 4
 _is_closed = False
 
 
@@ -73,13 +73,14 @@ def _closed() -> Iterator[None]:
     What it forks, such as processes of `multiprocessing`, is open: the runner has to find what a task leaves behind.
     """
     global _is_closed
-    _is_closed = True
+    was_open = _libc().prctl(_PR_GET_DUMPABLE, 0, 0, 0, 0) == 1
+    _is_closed = was_open
     _libc().prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     try:
         yield
     finally:
         _is_closed = False
-        _libc().prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
+        _libc().prctl(_PR_SET_DUMPABLE, int(was_open), 0, 0, 0)
 
 
 def _open_fork() -> None:

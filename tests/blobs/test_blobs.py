@@ -191,13 +191,14 @@ def test_on_one_machine_large_ones_are_files_that_nobody_sends(store, tmp_path):
 
 
 def test_files_are_passed_where_both_have_the_same_ones_and_one_account(store, tmp_path, monkeypatch):
-    folder, said = store.shown()
-    assert store.shown() == (folder, said) and oct((store.folder / "incoming/place.lock").stat().st_mode)[-3:] == "600"
-    assert BlobStore.same(folder, said) is BlobStore.same(folder, said) is not None
-    assert BlobStore.same(folder, "0" * 32) is None and BlobStore.same(str(tmp_path / "none"), said) is None
-    assert BlobStore.same(f"{folder}\0", said) is None
+    folder, said, capacity = place = store.shown()
+    assert store.shown() == place and oct((store.folder / "incoming/place.lock").stat().st_mode)[-3:] == "600"
+    found = BlobStore.same(*place)
+    assert found is not None and found is BlobStore.same(*place) and found.capacity == store.capacity
+    for other in ((folder, "0" * 32), (str(tmp_path / "none"), said), (f"{folder}\0", said)):
+        assert BlobStore.same(*other, capacity) is None
     monkeypatch.setattr("os.geteuid", lambda: 12345)
-    assert BlobStore.same(folder, said) is None
+    assert BlobStore.same(*place) is None
     line = head_of(store, near=True)
     asyncio.run(transfer.send(line, [blob(LARGE)]))
     assert asyncio.run(transfer.send_unnamed(line, [[LARGE]])) is None

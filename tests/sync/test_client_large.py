@@ -174,7 +174,7 @@ def test_what_the_head_has_lost_is_sent_again(fleets):
     with open_pool(fleet.manifest) as pool:
         busy = [pool.submit(wait_for, str(fleet.root / "go")) for _ in range(2)]
         future = pool.submit(look(Array(content)))
-        shutil.rmtree(fleet.root / "n0" / "blobs")
+        lose(fleet.root / "n0" / "blobs")
         (fleet.root / "go").touch()
         assert future.result(timeout=60)[1] == digest_of(content)
         (fleet.root / "go").unlink()
@@ -182,11 +182,16 @@ def test_what_the_head_has_lost_is_sent_again(fleets):
         content[0] ^= 1
         future = pool.submit(look(Array(content)))
         content[0] ^= 2
-        shutil.rmtree(fleet.root / "n0" / "blobs")
+        lose(fleet.root / "n0" / "blobs")
         (fleet.root / "go").touch()
         with pytest.raises(sky.TaskInputsLost, match="what look needs is not at the head, and has changed here"):
             future.result(timeout=60)
         assert [each.result(timeout=60) for each in busy] == [None] * 4
+
+
+def lose(folder: Path) -> None:
+    """Takes *folder* away in one step: a process may write there meanwhile."""
+    shutil.rmtree(folder.rename(folder.with_name("lost")))
 
 
 def wait_for(path: str) -> None:
