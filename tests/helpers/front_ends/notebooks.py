@@ -73,7 +73,8 @@ class Kernel:
 
     def start(self, code: str) -> Cell:
         """Starts a cell, without waiting for it or for those before it."""
-        cell = self.cells[self.client.execute(code)] = Cell()
+        # A kernel leaves out the cells that come right after one that failed, if it is not told otherwise.
+        cell = self.cells[self.client.execute(code, stop_on_error=False)] = Cell()
         return cell
 
     def run(self, code: str, *, fails: bool = False) -> Cell:
