@@ -13,6 +13,7 @@ import hashlib
 import mmap
 import pickle
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import BinaryIO
@@ -163,19 +164,44 @@ def pack(
     return payload
 
 
-def unpack(parts: Sequence[Part], store: BlobStore) -> object:
+# Is entered while the files of a value are opened, mapped or read, and not while code of the value runs.
+Opening = Callable[[], AbstractContextManager[object]]
+
+
+class _Stream:
+    """The open *file* with the stream of a value, for an unpickler."""
+
+    def __init__(self, file: BinaryIO, opening: Opening) -> None:
+        self._file = file
+        self._opening = opening
+
+    def read(self, size: int) -> bytes:
+        with self._opening():
+            return self._file.read(size)
+
+    def readline(self) -> bytes:
+        with self._opening():
+            return self._file.readline()
+
+
+def unpack(parts: Sequence[Part], store: BlobStore, opening: Opening = nullcontext) -> object:
     """The value whose *parts* are in *store*. Raises `BlobsMissing` where one is not, and what unpickling raises."""
     stream, *rest = parts
-    buffers = [_mapped(part, store) for part in rest]
-    with _opened(stream, store) as file:
-        return pickle.load(file, buffers=buffers)  # noqa: S301 - the fleet's own, over mutual TLS
+    with opening():
+        buffers = [_mapped(part, store) for part in rest]
+        file = _opened(stream, store)
+    with file:
+        return pickle.load(_Stream(file, opening), buffers=buffers)  # noqa: S301 - the fleet's own, over mutual TLS
 
 
 def _mapped(part: Part, store: BlobStore) -> memoryview:
     """Returns the content of a part: pages of its file, which are copied where somebody writes to them."""
     with _opened(part, store) as file:
-        # Pickle makes it read-only where it was.
-        return memoryview(mmap.mmap(file.fileno(), part.size, access=mmap.ACCESS_COPY))
+        try:
+            # Pickle makes it read-only where it was.
+            return memoryview(mmap.mmap(file.fileno(), part.size, access=mmap.ACCESS_COPY))
+        except ValueError:  # it was damaged since it was fetched: who fetches it again sees its size
+            raise BlobsMissing([part.digest]) from None
 
 
 def _opened(part: Part, store: BlobStore) -> BinaryIO:

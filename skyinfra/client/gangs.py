@@ -74,10 +74,11 @@ class _Elsewhere:
         """The nodes of the slots that failed."""
         return [slot.rpartition("/")[0] for slot in self._moves.slots]
 
-    def note(self, failed: _RankFailedError, now: Snapshot) -> None:
-        """Notes the slot that failed. Raises `SlotFailed` where it is of no use to start again."""
+    def note(self, failed: _RankFailedError, nodes: int) -> None:
+        """Notes the slot that failed; so many *nodes* have slots for the gang. Raises `SlotFailed` where it is of no
+        use to start again."""
         self._error = failed.error
-        may_start = self._moves.may_go_on(failed.slot, len(now.nodes))
+        may_start = self._moves.may_go_on(failed.slot, nodes)
         if not may_start or self.nodes.count(self.nodes[-1]) >= _STARTS_OF_NODE:
             raise self._given_up(failed.error, self._moves.text) from failed.error
 
@@ -112,7 +113,7 @@ async def run(fleet: Fleet, launch: Launch) -> list[RankEnd]:
         except _ForgottenError:
             continue
         except _RankFailedError as failed:
-            elsewhere.note(failed, fleet.dispatcher.snapshot)
+            elsewhere.note(failed, len(fleet.dispatcher.snapshot.nodes(launch.target)))
             continue
         except InvalidField as lacking:
             elsewhere.check(lacking)
@@ -140,7 +141,7 @@ async def run_task(fleet: Fleet, launch: Launch) -> Outcome:
         except _ForgottenError:
             continue
         except _RankFailedError as failed:
-            elsewhere.note(failed, fleet.dispatcher.snapshot)
+            elsewhere.note(failed, len(fleet.dispatcher.snapshot.nodes(launch.target)))
             continue
         except (InvalidField, SlotLost) as lacking:
             elsewhere.check(lacking)

@@ -50,13 +50,13 @@ class Moves:
     """The slots that could not run a task for reasons of their own, and for which it was sent to another one.
 
     They count as none of its attempts, until it has met so many that it may be the reason itself: on each node that
-    there is, or on several.
+    has slots for it, or on several.
     """
 
     slots: list[str] = field(default_factory=list)
 
     def may_go_on(self, slot: str, nodes: int) -> bool:
-        """Notes that *slot* failed; returns whether the task may be sent again, in a fleet of so many *nodes*."""
+        """Notes that *slot* failed; returns whether the task may be sent again; so many *nodes* have slots for it."""
         self.slots.append(slot)
         met = {each.rpartition("/")[0] for each in self.slots}
         return len(self.slots) < _MOST_SLOTS and (len(self.slots) < _FEW_SLOTS or len(met) < min(nodes, _MANY_NODES))

@@ -55,9 +55,11 @@ class Execution:
             dict(worker.resources) for worker in self._scheduler.workers.values() if worker.status == Status.running
         ]
 
-    def nodes(self) -> int:
-        """Returns how many nodes have slots, in service or not."""
-        return len({str(worker.name).rpartition("/")[0] for worker in self._scheduler.workers.values()})
+    def nodes(self, resources: Resources) -> int:
+        """Returns how many nodes have slots with *resources*, in service or not."""
+        workers = self._scheduler.workers.values()
+        fit = (each for each in workers if all(each.resources.get(name, 0) >= n for name, n in resources.items()))
+        return len({str(worker.name).rpartition("/")[0] for worker in fit})
 
     def running(self) -> dict[str, tuple[str, float]]:
         """Returns slot and seconds of the running tasks, by their keys, as the workers reported last."""

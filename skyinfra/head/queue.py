@@ -279,7 +279,9 @@ class Queue:
                     return
                 if ending is None or job.settling or job.info.over:
                     continue
-                if ending.slot_failed is not None and moves.may_go_on(ending.slot_failed, execution.nodes()):
+                if ending.slot_failed is not None and moves.may_go_on(
+                    ending.slot_failed, execution.nodes(job.record.resources)
+                ):
                     continue
                 if job.record.failures >= job.record.retries or not may_pass(ending):
                     await self._settle(job, ending)

@@ -183,7 +183,13 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
     def _sick(self) -> dict[str, str]:
         """Returns the slots that take no tasks for a reason of their node, and that reason."""
         there = {str(worker.name) for worker in self.workers.values()}
-        absent = {slot: why for slots in self._not_started.values() for slot, why in slots.items() if slot not in there}
+        # Not those that are not to be there any more: the node leaves, or has left, or has another layout.
+        absent = {
+            slot: why
+            for node, slots in self._not_started.items()
+            for slot, why in slots.items()
+            if slot not in there and slot in self._promised.get(node, slots)
+        }
         return {**absent, **{slot: why for slot, why in self._failing.items() if slot in there}}
 
     def wait_inside(self, slots: list[str]) -> list[str]:
@@ -207,7 +213,8 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
             self.follow_state,
             self.declared_secrets,
         )
-        problems = {"sick": self._sick(), "unwatched": dict(self._unwatched)}
+        unwatched = {node: what for node, what in self._unwatched.items() if node not in self._out_of_service}
+        problems = {"sick": self._sick(), "unwatched": unwatched}
         return {**super().identity(n_workers), STARTUP_KEY: state.to_json(), SICK_KEY: problems}
 
     async def handle_worker(self, comm: Comm, worker: str) -> None:

@@ -26,6 +26,7 @@ from skyinfra.protocol.instance import NODE_DIRECTORY, instance_info
 # Our own functions, which start programs: see `of_node`.
 _OWN = "skyinfra.worker."
 _PACKAGE = Path(__file__).parents[1]
+_PROGRAM = _PACKAGE / "program"
 _HINT = (
     "`skyinfra doctor` says what the node lacks; its slots take tasks again by themselves once it passes its checks."
 )
@@ -33,6 +34,8 @@ _HINT = (
 # Since the last task ended: what the node raised, and whether a task raised what a sick node may have caused.
 _noted: BaseException | None = None
 _suspected = False
+# The last one that `raised_by_node` has raised.
+_raised: SlotFailed | None = None
 # Tasks that the slot failed, without one between them that it ran.
 _in_a_row = 0
 
@@ -45,18 +48,44 @@ def of_node(error: BaseException) -> bool:
 
 
 def of_own(function: object, error: BaseException) -> bool:
-    """Returns whether *function* is one of ours, and *error* its word that the node cannot do what it is to do."""
-    return isinstance(error, SlotFailed) and str(getattr(function, "__module__", "")).startswith(_OWN)
+    """Returns whether *error* is the word of ours that the node cannot do what it is to do: that of *function*, where
+    it is one of ours, or of `raised_by_node`."""
+    ours = str(getattr(function, "__module__", "")).startswith(_OWN)
+    return isinstance(error, SlotFailed) and (ours or error is _raised)
 
 
-def broken_python(error: BaseException) -> SlotFailed | None:
-    """Returns the fault of the node where *error* says that a module of ours cannot be imported there; else None."""
-    if not isinstance(error, ImportError | SyntaxError) or isinstance(error, SkyinfraError):
+def of_loading(error: BaseException) -> SlotFailed | None:
+    """Returns the fault of the node where *error*, which was raised as a call was loaded, is of it; else None.
+
+    That is what `raised_by_node` has noticed, memory that ran out under no code of the user, a file of its modules that
+    could not be opened, and a module of ours that cannot be imported.
+    """
+    if isinstance(error, SlotFailed):
+        return error
+    if isinstance(error, SkyinfraError):
         return None
-    frames = traceback.extract_tb(error.__traceback__)
+    # Unpickling has no frame of its own.
+    last = _last_file(error)
+    importing = last.startswith("<frozen importlib") or Path(last).is_relative_to(_PROGRAM)
+    if isinstance(error, MemoryError) and (importing or Path(last).is_relative_to(_PACKAGE)):
+        return SlotFailed(_words(error))
+    if isinstance(error, OSError) and importing and probe.lacks(error):
+        return SlotFailed(_words(error))
+    return _broken_python(error, last)
+
+
+def _last_file(error: BaseException) -> str:
+    """Returns the file of the code that raised *error*; empty where it has none."""
+    return next((frame.f_code.co_filename for frame, _ in reversed([*traceback.walk_tb(error.__traceback__)])), "")
+
+
+def _broken_python(error: BaseException, last: str) -> SlotFailed | None:
+    """Returns the fault of the node where *error* says that a module of ours cannot be imported there; else None."""
+    if not isinstance(error, ImportError | SyntaxError):
+        return None
     missing = f"{getattr(error, 'name', None)}.".startswith(_OWN)
-    file = error.filename if isinstance(error, SyntaxError) else frames[-1].filename if frames else ""
-    # Unpickling has no frame of its own: a module that the task needs is missed in one of ours.
+    file = error.filename if isinstance(error, SyntaxError) else last
+    # A module that the task needs is missed in one of our files.
     root = (getattr(error, "name", None) or "skyinfra").partition(".")[0]
     of_node = root == "skyinfra" or root in sys.stdlib_module_names
     if missing or (of_node and Path(file or "").is_relative_to(_PACKAGE)):
@@ -65,14 +94,17 @@ def broken_python(error: BaseException) -> SlotFailed | None:
 
 
 @contextlib.contextmanager
-def raised_by_node() -> Iterator[None]:
-    """Makes what the body, which calls nothing of the user, raises of what the node lacks a `SlotFailed`."""
+def raised_by_node(*always: type[Exception]) -> Iterator[None]:
+    """Makes what the body, which calls nothing of the user, raises of what the node lacks a `SlotFailed`; of the
+    classes *always*, whatever they say."""
+    global _raised
     try:
         yield
-    except (OSError, MemoryError, StateDirectoryError) as error:
-        if not isinstance(error, StateDirectoryError) and not probe.lacks(error):
+    except (*always, OSError, MemoryError, RuntimeError) as error:
+        if not (isinstance(error, always) or probe.lacks(error)):
             raise
-        raise SlotFailed(_words(error)) from error
+        _raised = SlotFailed(_words(error))
+        raise _raised from error
 
 
 def note(error: BaseException) -> None:
@@ -111,9 +143,9 @@ def outcome(name: str, error: BaseException, *, below: str) -> Outcome:
 
 def settle(worker: Any) -> None:
     """Is called when a task has ended, before anybody hears of it: a slot that failed takes no other one."""
-    global _noted, _suspected, _in_a_row
+    global _noted, _suspected, _raised, _in_a_row
     error, suspected = _noted, _suspected
-    _noted, _suspected = None, False
+    _noted, _suspected, _raised = None, False, None
     if error is None and suspected:
         error = check()
     if error is None:

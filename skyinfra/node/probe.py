@@ -24,6 +24,8 @@ _OF_MACHINE = frozenset(
 )
 # Errors of which a new process may be free: it has other descriptors, threads and memory.
 _OF_PROCESS = frozenset({errno.EMFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOBUFS})
+# Of the RuntimeError with which Python says so.
+_NO_THREAD = "can't start new thread"
 
 
 def check(directory: Path) -> None:
@@ -50,7 +52,8 @@ def of_machine(error: BaseException) -> bool:
 
 def lacks(error: BaseException) -> bool:
     """Returns whether *error*, or one before it, says that the machine or this process lacks something."""
-    return isinstance(error, MemoryError) or _has(error, _OF_MACHINE | _OF_PROCESS)
+    no_thread = isinstance(error, RuntimeError) and str(error) == _NO_THREAD
+    return isinstance(error, MemoryError) or no_thread or _has(error, _OF_MACHINE | _OF_PROCESS)
 
 
 def _has(error: BaseException | None, numbers: frozenset[int]) -> bool:

@@ -181,7 +181,7 @@ class Dispatcher:
                     if (slot := outcome.slot_failed) is not None:
                         if not moves:
                             return outcome
-                        if not failed.may_go_on(slot, len(self._snapshot.nodes)):
+                        if not failed.may_go_on(slot, len(self._snapshot.nodes(target))):
                             return _given_up(outcome, failed)
                     elif left <= 0 or not may_pass(outcome):
                         return outcome

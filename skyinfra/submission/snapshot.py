@@ -156,10 +156,9 @@ class Snapshot:
         found = sorted([*failed.items(), *sick.items()])
         return [f"{name} {why}" for name, why in found if node in (None, name)]
 
-    @property
-    def nodes(self) -> set[str]:
-        """The nodes that have slots, in service or not."""
-        return {slot.node for slot in (*self.slots, *self.draining)}
+    def nodes(self, target: Target) -> set[str]:
+        """Returns the nodes that have slots for *target*, in service or not."""
+        return {slot.node for slot in (*self.slots, *self.draining) if target.takes(slot)}
 
     def unknown(self, target: Target, manifest: Manifest) -> bool:
         """Returns whether neither the head nor *manifest* knows the node of *target*."""

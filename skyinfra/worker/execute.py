@@ -32,7 +32,7 @@ from skyinfra.blobs.payload import Payload
 from skyinfra.blobs.transfer import BlobsMissing
 from skyinfra.engine import carried, main_thread
 from skyinfra.engine.deaths import Death
-from skyinfra.errors import SlotFailed, StateDirectoryError, TaskNotPicklable, TaskTimeout, TaskTooLarge
+from skyinfra.errors import StateDirectoryError, TaskNotPicklable, TaskTimeout, TaskTooLarge
 from skyinfra.node import faults
 from skyinfra.program import main as program
 from skyinfra.protocol import failures, instance, jobs
@@ -211,10 +211,10 @@ def _call(
         with cancellation.reachable():
             function, args, kwargs = load(task, call)
     except BaseException as error:
-        if isinstance(error, SlotFailed) or (is_late() and isinstance(error, KeyboardInterrupt)):
+        if is_late() and isinstance(error, KeyboardInterrupt):
             raise
-        if (broken := faults.broken_python(error)) is not None:
-            raise broken from error
+        if (failed := faults.of_loading(error)) is not None:
+            raise failed from (error if failed is not error else error.__cause__)
         with cancellation.reachable():
             end(_raised(task, error, masker))
             return

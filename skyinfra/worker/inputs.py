@@ -9,7 +9,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +21,7 @@ from skyinfra.blobs.transfer import Blob, BlobsMissing
 from skyinfra.blobs.trees import Tree, parse_name
 from skyinfra.engine.waiting import interruptible
 from skyinfra.errors import StateDirectoryError
-from skyinfra.node import faults
+from skyinfra.node import faults, probe
 from skyinfra.program.views import Views
 from skyinfra.protocol import services
 from skyinfra.protocol.calls import Part, SecretUse
@@ -77,19 +77,22 @@ def use_tree(name: str | None) -> None:
 
 
 def load(parts: Sequence[Part]) -> object:
-    """Returns the value of *parts*. Raises `BlobsMissing`, and what unpickling raises."""
-    return _repeatedly({part.digest: part.size for part in parts}, lambda: unpack(parts, _store()))
+    """Returns the value of *parts*. Raises `BlobsMissing`, what unpickling raises, and `SlotFailed` where this node
+    cannot fetch, open, map or read them."""
+    opening = partial(faults.raised_by_node, OSError)
+    return _repeatedly({part.digest: part.size for part in parts}, lambda: unpack(parts, _store(), opening))
 
 
 def keep(payload: Payload) -> tuple[Part, ...]:
     """Sends a large result to the head, and returns its parts there. Raises `TaskTooLarge`, `StateDirectoryError`,
-    `BlobsMissing`."""
-    if (names := call_head(lambda head: transfer.send_unnamed(head, payload.contents))) is not None:
-        sizes = (sum(map(len, pieces)) for pieces in payload.contents)
-        return tuple(map(Part, names, sizes))
-    parcels = payload.blobs()
-    _patiently(lambda head: transfer.send(head, parcels), [part.digest for part in payload.parts])
-    return payload.parts
+    `BlobsMissing`, and `SlotFailed` where this node has not what it takes."""
+    with faults.raised_by_node():
+        if (names := call_head(lambda head: transfer.send_unnamed(head, payload.contents))) is not None:
+            sizes = (sum(map(len, pieces)) for pieces in payload.contents)
+            return tuple(map(Part, names, sizes))
+        parcels = payload.blobs()
+        _patiently(lambda head: transfer.send(head, parcels), [part.digest for part in payload.parts])
+        return payload.parts
 
 
 def send(parcels: Sequence[Blob]) -> None:
@@ -120,7 +123,7 @@ def fetch(wanted: dict[str, int]) -> None:
     store = _store()
     missing = {digest: size for digest, size in wanted.items() if not store.has(digest, size)}
     if missing:
-        with faults.raised_by_node(), store.locked(min(missing)):
+        with faults.raised_by_node(StateDirectoryError), store.locked(min(missing)):
             _patiently(lambda head: transfer.fetch(head, store, missing), missing)
 
 
@@ -149,7 +152,9 @@ def _patiently(start: Callable[[Peer], Coroutine[Any, Any, T]], digests: Iterabl
             with cancellation.reachable():
                 loop = worker.loop.asyncio_loop
                 return interruptible(asyncio.run_coroutine_threadsafe(start(worker.scheduler), loop))
-        except OSError:
+        except OSError as error:
+            if probe.lacks(error):  # it is not the head that is away
+                raise
             if time.monotonic() > deadline:
                 raise BlobsMissing([*digests]) from None
             time.sleep(_RETRY_S)

@@ -24,6 +24,7 @@ from skyinfra.worker import output, secrets
 
 # Messages of a rank, each with its content; the parent answers a failure.
 BEGUN = "begun"  # None: Python has started, and has loaded what is ours
+UNABLE = "unable"  # None: its node could not load what the rank was to call
 FAILED = "failed"  # the time of the failure by `time.monotonic`, which all processes of a machine share
 OUTCOME = "outcome"  # a pickled Outcome
 
@@ -54,6 +55,7 @@ def _meet() -> None:
 
 
 def _function(work: Work, call: bytes, pipe: Connection) -> int:
+    from skyinfra.node import faults
     from skyinfra.protocol import calls
     from skyinfra.worker import execute, interruption
 
@@ -62,7 +64,14 @@ def _function(work: Work, call: bytes, pipe: Connection) -> int:
     with interruption.task_scope():
         try:
             _meet()
-            function, args, kwargs = execute.load(header, call)
+            try:
+                function, args, kwargs = execute.load(header, call)
+            except BaseException as error:
+                if (failed := faults.of_loading(error)) is None:
+                    raise
+                print(f"{work.name} cannot be loaded here: {failed.message}", file=sys.stderr)
+                pipe.send((UNABLE, None))
+                return 1
             result = execute.dump_result(header, function(*args, **kwargs))
         except BaseException as error:  # noqa: BLE001 - a rank may raise anything, sys.exit and Ctrl-C included
             signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -181,8 +181,8 @@ class _Process:
             pipe.send(self._work)
             while True:
                 kind, content = pipe.recv()
-                if kind == rank.BEGUN:
-                    self._begun = True
+                if kind in (rank.BEGUN, rank.UNABLE):
+                    self._begun = kind == rank.BEGUN
                 elif kind == rank.FAILED:
                     self._failed = True
                     self._head.wait(self._head.report(age=time.monotonic() - content))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -26,6 +27,9 @@ from skyinfra.cli.app import app
 from skyinfra.cli.status import _print_stack
 from skyinfra.client import connect
 from skyinfra.deploy.fleet_status import fleet_status
+from skyinfra.head.scheduler import FleetScheduler
+from skyinfra.protocol.fleet import FleetLayout
+from skyinfra.protocol.instance import SICK_KEY
 from skyinfra.submission.connection import Snapshot
 from skyinfra.tasks import Task
 
@@ -197,3 +201,41 @@ def client(stack: ExitStack, *arguments: str) -> subprocess.Popen[bytes]:
     stack.callback(started.wait)
     stack.callback(started.kill)
     return started
+
+
+def test_of_a_node_that_has_left_nothing_is_said_any_more() -> None:
+    async def scenario() -> None:
+        where = {"host": "127.0.0.1", "port": 0, "dashboard": False, "dashboard_address": "127.0.0.1:0"}
+        async with FleetScheduler(layout=FleetLayout(1), **where) as head:
+            for node in ("n1", "n2"):
+                head.promise(node, [f"{node}/0", f"{node}/1"])
+                head.note_problems(node, {f"{node}/0": "its Python is broken"}, "the watchdog")
+            # As the runner of a node does that drains: it reports again what it lacks, after it has said that it goes.
+            head.promise("n1", ())
+            head.leave("n1", "asked to")
+            head.note_problems("n1", {"n1/0": "its Python is broken"}, "the watchdog")
+            assert problems(head) == {"sick": {"n2/0": "its Python is broken"}, "unwatched": {"n2": "the watchdog"}}
+            # A slot that is not to be there any more, after another layout.
+            head.promise("n2", ["n2/1"])
+            assert problems(head) == {"sick": {}, "unwatched": {"n2": "the watchdog"}}
+            # It is back.
+            head.promise("n1", ["n1/0"])
+            head.note_problems("n1", {"n1/0": "its Python is broken"}, None)
+            assert problems(head) == {"sick": {"n1/0": "its Python is broken"}, "unwatched": {"n2": "the watchdog"}}
+
+    asyncio.run(scenario())
+
+
+def test_a_head_without_slots_of_its_own_says_that_nothing_watches_it() -> None:
+    async def scenario() -> None:
+        where = {"host": "127.0.0.1", "port": 0, "dashboard": False, "dashboard_address": "127.0.0.1:0"}
+        async with FleetScheduler(layout=FleetLayout(1), **where) as head:
+            head.promise("n0", ())
+            head.note_problems("n0", {}, "the watchdog")
+            assert problems(head) == {"sick": {}, "unwatched": {"n0": "the watchdog"}}
+
+    asyncio.run(scenario())
+
+
+def problems(head: FleetScheduler) -> Any:
+    return head.identity()[SICK_KEY]

@@ -14,6 +14,7 @@ import errno
 import itertools
 import os
 import resource
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,7 @@ from devices.small_disks import Disk, disk
 from local_fleets.client_fixtures import Fleet, eventually
 
 import skyinfra as sky
+from skyinfra.blobs import transfer
 from skyinfra.blobs.payload import INLINE
 from skyinfra.client import Pool, open_pool
 from skyinfra.engine.executor import Moves
@@ -194,6 +196,101 @@ def test_a_process_without_memory_is_replaced_and_no_task_fails(bed: Any) -> Non
     resource.prlimit(pid, resource.RLIMIT_AS, (limit, limit))
     # A timeout is watched by a thread.
     assert pool.broadcast(Task(process).options(timeout=60), slots=slot) != [pid]
+
+
+def size(data: bytes) -> tuple[int, int]:
+    return len(data), os.getpid()
+
+
+@pytest.mark.parametrize("free", [pytest.param(2, marks=pytest.mark.slow), 16])
+def test_a_large_argument_goes_elsewhere_from_a_process_that_cannot_fetch_or_map_it(bed: Any, free: int) -> None:
+    pool, _ = bed
+    slot = on_n1(pool)[:1]
+    [pid] = pool.broadcast(Task(process), slots=slot)
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + free * 2**20
+    resource.prlimit(pid, resource.RLIMIT_AS, (limit, limit))
+    # The disk of the node has room for it; its memory has none, from 4 MiB on for its parts either.
+    [(length, other)] = pool.broadcast(Task(size, (bytes(24 * 2**20),)), slots=slot)
+    assert length == 24 * 2**20 and other != pid
+
+
+def test_a_task_for_one_slot_that_has_no_room_for_it_is_not_sent_there_for_ever(bed: Any) -> None:
+    pool, _ = bed
+    # Minutes, for 64 times (2026-11-25).
+    with pytest.raises(sky.SlotFailed, match=r"no room for 48\.0 MiB more") as caught:
+        pool.broadcast(Task(size, (bytes(48 * 2**20),)), slots=on_n1(pool)[:1])
+    assert "It was sent to 4 slots, and each failed: n1/0, n1/0, n1/0, n1/0." in "".join(caught.value.__notes__)
+
+
+def made(began: str) -> tuple[bytes, int]:
+    if not Path(began).exists():
+        Path(began).touch()
+
+        async def send(*_: object) -> None:
+            raise MemoryError
+
+        # As one that has none for the chunks: how much that takes depends on what was freed before.
+        transfer.send = transfer.send_unnamed = send
+    return bytes(16 * 2**20), os.getpid()
+
+
+def test_a_large_result_that_a_process_cannot_send_is_of_its_slot(bed: Any, tmp_path: Path) -> None:
+    pool, _ = bed
+    slot = on_n1(pool)[:1]
+    [pid] = pool.broadcast(Task(process), slots=slot)
+    [(data, other)] = pool.broadcast(Task(made, (str(tmp_path / "began"),)), slots=slot)
+    assert data == bytes(16 * 2**20) and other != pid
+
+
+def room() -> int:
+    return sys.maxsize if sky.instance_info().node == "n1" else 1
+
+
+class Room:
+    def __reduce__(self) -> Any:
+        return room, ()
+
+
+class Hungry:
+    """Takes all memory on n1 where it is unpickled, as arrays do, in no code of its own."""
+
+    def __reduce__(self) -> Any:
+        return bytearray, (Room(),)
+
+
+class Raises:
+    """Raises *error* where it is unpickled, in code of its own."""
+
+    def __init__(self, error: Exception, starts: str) -> None:
+        self.state = error, starts
+
+    def __getstate__(self) -> Any:
+        return self.state
+
+    def __setstate__(self, state: Any) -> None:
+        error, starts = state
+        with Path(starts).open("a") as file:
+            file.write("x")
+        raise error
+
+
+def test_a_call_that_a_node_cannot_load_goes_elsewhere_and_so_does_a_rank(bed: Any) -> None:
+    pool, _ = bed
+    futures = [pool.submit(where, number, 0.2, Hungry()) for number in range(8)]
+    assert {future.result(timeout=60)[1] for future in futures} == {"n0", "n2"}
+    eventually(lambda: len(pool.slots()) == 6)
+    ranks = pool.launch(where, 0, 0.0, Hungry(), nodes=2, per_node=2, framework="none", timeout=60)
+    assert [node for _, node in ranks] == ["n0", "n0", "n2", "n2"]
+
+
+@pytest.mark.parametrize("error", [MemoryError("mine"), OSError(errno.ENOMEM, "mine"), PermissionError(13, "mine")])
+def test_what_unpickling_raises_in_code_of_the_user_is_of_the_task(bed: Any, tmp_path: Path, error: Exception) -> None:
+    pool, _ = bed
+    starts = tmp_path / "starts"
+    raised = pool.submit(where, 0, 0.0, Raises(error, str(starts))).exception(timeout=60)
+    assert type(raised) is type(error) and "mine" in str(raised)
+    assert starts.read_text() == "x"
 
 
 def test_moves_end_where_the_task_may_be_the_reason() -> None:
