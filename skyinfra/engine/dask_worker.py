@@ -32,6 +32,16 @@ def give_back_waiting(worker: Worker) -> None:
         worker.batched_send({"op": "reschedule", "key": key, "worker": worker.address, "stimulus_id": stimulus})
 
 
+async def send_all(worker: Worker) -> None:
+    """Sends what *worker* has gathered for its scheduler, which would wait for some milliseconds, or longer where the
+    machine is busy."""
+    stream = worker.batched_stream
+    while stream.buffer and stream.comm is not None and not stream.please_stop:
+        stream.next_deadline = None
+        stream.waker.set()
+        await asyncio.sleep(0)
+
+
 def running(worker: Worker) -> list[str]:
     """Returns the keys of the tasks that have started on *worker*, those that were cancelled and still run included."""
     return sorted(str(task.key) for task in worker.state.all_running_tasks)

@@ -139,7 +139,8 @@ class SlotWorker(Worker):  # type: ignore[misc]
             self._heartbeat = None
 
     async def execute(self, key: Any, *, stimulus_id: str) -> Any:
-        """Executes a task as Dask does."""
+        """Executes a task as Dask does, once the end of the one before is sent: this one may end the process."""
+        await dask_worker.send_all(self)
         return dask_worker.of_present_run(self, await super().execute(key, stimulus_id=stimulus_id))
 
     async def close(self, *arguments: Any, **keywords: Any) -> Any:

@@ -11,6 +11,7 @@ import traceback
 import uuid
 from pathlib import Path
 
+import distributed
 import pytest
 
 import skyinfra as sky
@@ -114,3 +115,45 @@ def test_what_a_node_notes_of_deaths_goes_with_the_task(pool, fleet, tmp_path):
     assert futures[0].result() == 3 and isinstance(futures[1].exception(), sky.TaskAttemptsExceeded)
     noted = {each.name for name in ("n0", "n1") for each in (fleet.root / name / "deaths").glob("*")}
     assert not noted & {future.key for future in futures}
+
+
+def end_late(starts: str, go_on: str) -> int:
+    with Path(starts).open("ab") as file:
+        file.write(b".")
+    start = Path(starts).stat().st_size
+    while not Path(go_on).exists():
+        time.sleep(0.01)
+    if start > 1:
+        return start
+    # As where a busy machine lets messages wait: from the next one on, none leaves this process for a minute.
+    worker = distributed.get_worker()
+    worker.batched_stream.interval = 60.0
+    worker.log_event("tests", "one")
+    while worker.batched_stream.next_deadline is None or worker.batched_stream.buffer:
+        time.sleep(0.01)
+    return start
+
+
+def end_process() -> None:
+    os._exit(3)
+
+
+def test_a_task_that_has_ended_does_not_start_again_where_the_next_one_ends_its_process(fleets, tmp_path, wait_until):
+    """Both were given to one slot, as where the other ones come back from a death."""
+    made = fleets(nodes=("n0",), slots=1)
+    starts, go_on = tmp_path / "starts", tmp_path / "go-on"
+
+    async def processing() -> int:
+        return sum(map(len, (await first._fleet.connection.client.processing()).values()))
+
+    # A client sends one task to one slot.
+    with open_pool(made.manifest) as first, open_pool(made.manifest) as second:
+        wait_until(lambda: first.slots())
+        ends = first.submit(end_late, str(starts), str(go_on))
+        wait_until(starts.exists)
+        dies = second.submit(end_process)
+        wait_until(lambda: first._fleet.in_loop(processing()) == 2)
+        go_on.touch()
+        assert ends.result(timeout=60) == 1
+        assert isinstance(dies.exception(timeout=60), sky.TaskAttemptsExceeded)
+    assert starts.read_bytes() == b"."
