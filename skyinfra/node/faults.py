@@ -98,9 +98,10 @@ def raised_by_node(*always: type[Exception]) -> Iterator[None]:
     """Makes what the body, which calls nothing of the user, raises of what the node lacks a `SlotFailed`; of the
     classes *always*, whatever they say."""
     global _raised
+    kinds: tuple[type[Exception], ...] = (*always, OSError, MemoryError, RuntimeError)
     try:
         yield
-    except (*always, OSError, MemoryError, RuntimeError) as error:
+    except kinds as error:
         if not (isinstance(error, always) or probe.lacks(error)):
             raise
         _raised = SlotFailed(_words(error))
