@@ -20,6 +20,7 @@ from skyinfra.gpu.nvml import Gpu, Nvml
 from skyinfra.gpu.record import RecordedHardware
 from skyinfra.mig.manager import BOOT_HINT, OPERATED_HINT, boots, operated
 from skyinfra.node import processes
+from skyinfra.node.device import RECOVERY, asks_for
 from skyinfra.node.folder import NodeDirectory
 from skyinfra.protocol.findings import Finding
 from skyinfra.protocol.nodeconfig import NodeConfig
@@ -73,6 +74,7 @@ def _opened(
     yield from _device_files(root)
     for gpu in gpus:
         yield from _ecc(gpu)
+        yield from _recovery(gpu)
         yield from _clocks(gpu)
 
 
@@ -179,6 +181,15 @@ def _ecc(gpu: Gpu) -> Iterator[Finding]:
         found, todo = "no uncorrected errors" if mode[0] else "off", ""
     wanted = "no uncorrected errors, no failed rows" if todo or mode[0] else "on or off"
     yield judged(f"ECC of GPU {gpu.index}", not todo, found, wanted, todo)
+
+
+def _recovery(gpu: Gpu) -> Iterator[Finding]:
+    """What the driver asks for after its errors, by which slots are closed; one of before says nothing."""
+    fields = gpu.ask("nvmlDeviceGetFieldValues", [RECOVERY])
+    if any(field.nvmlReturn == pynvml.NVML_SUCCESS for field in fields or ()):
+        asked = asks_for(fields)
+        todo = "Drain the node (`skyinfra-runner drain`) and do that, or replace the machine."
+        yield judged(f"recovery of GPU {gpu.index}", asked is None, asked or "nothing is asked for", "nothing", todo)
 
 
 def _clocks(gpu: Gpu) -> Iterator[Finding]:

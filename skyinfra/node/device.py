@@ -1,4 +1,8 @@
-"""Asks the driver of the slot's device whether it still answers for it, where a task raised what may come of that.
+"""Asks the driver of a slot's device whether it still answers for it, and whether the GPU is to be reset or replaced.
+
+What is to be done with a GPU the driver itself concludes from its Xid errors, those of ECC and NVLink included: it says
+that in the field behind Xid 154, "GPU Recovery Action Changed" (docs.nvidia.com/deploy/xid-errors, the catalog of
+2025-10-29). No error is counted here, and nobody reads the kernel's log, which only root may.
 
 The texts are those of PyTorch ("CUDA error: ...", "HIP error: ..."), CuPy ("cudaError...") and XLA ("CUDA_ERROR_...").
 After some errors "any further CUDA work will return the same error. To continue using CUDA, the process must be
@@ -7,8 +11,11 @@ terminated and relaunched": docs.nvidia.com/cuda/cuda-runtime-api, cudaError_t 7
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import re
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from skyinfra.errors import SkyinfraError
 from skyinfra.protocol import pickles
@@ -25,6 +32,18 @@ _STAYS = re.compile(
 )
 _MEMORY = re.compile(r"out of memory|OUT_OF_MEMORY|MemoryAllocation", re.I)
 _LONG, _DEEP = 10_000, 10
+# NVML_FI_DEV_GET_GPU_RECOVERY_ACTION and nvmlDeviceGpuRecoveryAction_t of nvml.h 13.5; old pynvml does not name them.
+RECOVERY = 230
+_ACTIONS = {
+    1: "a reset of the GPU",
+    2: "a reboot of the machine",
+    3: "the end of all traffic between GPUs, for NVLink",
+    4: "a reset of the GPU, which has lost a part of its memory or of its instances",
+    5: "the recovery of its IMEX domain",
+    6: "a reset of the GPU's PCIe bus",
+    7: "a reboot of the machine",
+}
+_FAILED_ROW = "a row of the GPU's memory could not be remapped: replace the machine"
 
 
 def words(error: BaseException) -> str | None:
@@ -46,7 +65,8 @@ def stays(text: str) -> bool:
 
 
 def check(slot: InstanceInfo | None = None) -> None:
-    """Raises OSError where the driver of NVIDIA answers with an error for the device of *slot*, by default this one."""
+    """Raises OSError where the driver of NVIDIA answers with an error for the device of *slot*, by default this one, or
+    says that its GPU has to be reset or replaced."""
     try:
         slot = slot or instance_info()
     except SkyinfraError:  # outside of a slot
@@ -58,10 +78,61 @@ def check(slot: InstanceInfo | None = None) -> None:
     try:
         pynvml.nvmlInit()
         try:
-            pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(slot.uuid))
+            handle = pynvml.nvmlDeviceGetHandleByUUID(slot.uuid)
+            pynvml.nvmlDeviceGetMemoryInfo(handle)
+            wrong = _wrong(handle)
         finally:
             pynvml.nvmlShutdown()
     except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_NotSupported, pynvml.NVMLError_NoPermission):
         return
     except pynvml.NVMLError as error:
         raise OSError(errno.EIO, f"the driver answers for its device: {error}", slot.uuid) from None
+    if wrong is not None:
+        raise OSError(errno.EIO, wrong, slot.uuid)
+
+
+def failing(slots: Iterable[InstanceInfo]) -> dict[str, str]:
+    """Returns why the devices of *slots* fail, by the names of the slots; those without a fault are left out."""
+    found: dict[str, str] = {}
+    for slot in slots:
+        try:
+            check(slot)
+        except OSError as error:
+            found[slot.slot] = f"{error.strerror}: {error.filename}"
+    return found
+
+
+def _wrong(handle: Any) -> str | None:
+    """Returns what has to be done to the GPU of *handle*, or of the MIG device *handle*; None where it is well."""
+    import pynvml
+
+    if _asked(pynvml.nvmlDeviceIsMigDeviceHandle, handle):
+        handle = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
+    *_, failed = _asked(pynvml.nvmlDeviceGetRemappedRows, handle) or (0,)
+    if failed:
+        return _FAILED_ROW
+    return asks_for(_asked(pynvml.nvmlDeviceGetFieldValues, handle, [RECOVERY]))
+
+
+def asks_for(fields: Iterable[Any] | None) -> str | None:
+    """Returns what the driver asks for where it answered with *fields* when it was asked for `RECOVERY`; else None."""
+    for field in fields or ():
+        action = field.value.uiVal
+        if field.nvmlReturn == 0 and action:
+            return f"the driver asks for {_ACTIONS.get(action, f'recovery action {action}')}"
+    return None
+
+
+def _asked(call: Callable[..., Any], *arguments: object) -> Any:
+    """Returns the answer of NVML; None where the driver, or the board, does not know the question."""
+    import pynvml
+
+    refused = (
+        pynvml.NVMLError_NotSupported,
+        pynvml.NVMLError_FunctionNotFound,
+        pynvml.NVMLError_InvalidArgument,
+        pynvml.NVMLError_NoPermission,
+    )
+    with contextlib.suppress(*refused):
+        return call(*arguments)
+    return None

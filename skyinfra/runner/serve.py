@@ -107,7 +107,8 @@ class Service:
         # The runner that starts is the one that was waited for, or stays.
         request.end_of(self._directory, request.UPGRADE, request.ENDING)
         applying = asyncio.create_task(self._apply(anew=True))
-        measuring = asyncio.create_task(self._figures.run(lambda: self._reconciler.phase == "partitioning"))
+        measuring = asyncio.create_task(self._figures.run(self._changes_gpus))
+        watching = asyncio.create_task(self._workers.watch_devices(self._changes_gpus))
         try:
             while not self._stop.is_set():
                 if self._directory.lost:
@@ -122,6 +123,8 @@ class Service:
                         self._reload.clear()
                         applying = asyncio.create_task(self._apply(anew=anew))
                 self._workers.check()
+                if watching.done():
+                    watching.result()
                 self._membership.check()
                 if self._node is not None:
                     self._watched.check()
@@ -136,7 +139,11 @@ class Service:
         finally:
             self._systemd.stopping()
             measuring.cancel()
+            watching.cancel()
             await self._end(applying)
+
+    def _changes_gpus(self) -> bool:
+        return self._reconciler.phase == "partitioning"
 
     def _terminate(self) -> None:
         """Ends the service, after a drain where the node has a grace. Batch systems send the signal several times."""

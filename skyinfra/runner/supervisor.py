@@ -145,12 +145,22 @@ class SlotSupervisor:
         self.draining_since = self.unfinished = None
         return True
 
+    async def doubt(self, why: str) -> None:
+        """Takes the worker out of service, as its device fails, until it finds that this works."""
+        nanny = self._serving()
+        if nanny is not None:
+            with contextlib.suppress(OSError):
+                await within(services.doubt(self._connection(nanny), why=why), _ANSWER_S)
+
     async def _call_drain(self, nanny: Nanny, *, on: bool) -> dict[str, Any]:
+        return await within(services.drain(self._connection(nanny), on=on), _ANSWER_S)
+
+    def _connection(self, nanny: Nanny) -> rpc:
         if self._line is None:
             # Not the Nanny's own connections: when the worker dies, it would close them under this call and log that.
             arguments = nanny.security.get_connection_args("worker")
             self._line = rpc(nanny.worker_address, connection_args=arguments, timeout=_ANSWER_S)
-        return await within(services.drain(self._line, on=on), _ANSWER_S)
+        return self._line
 
     def check(self) -> None:
         """Raises the error of the runner itself that ended the supervision, if any."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from distributed import Nanny
 from skyinfra.engine.credentials import Credentials
 from skyinfra.errors import is_ours
 from skyinfra.head import start as head
+from skyinfra.node import device
 from skyinfra.node.folder import NodeDirectory
 from skyinfra.node.shares import Shares, claim
 from skyinfra.protocol.instance import InstanceInfo
@@ -25,6 +26,8 @@ from skyinfra.worker import attempts, preload, process
 
 logger = logging.getLogger("skyinfra.runner")
 
+# Between two looks at the GPUs of the slots.
+_LOOK_S = 15.0
 _CHANGES = "its layout or configuration changes"
 
 
@@ -86,6 +89,19 @@ class Workers:
         """Raises the error of the runner itself that ended the supervision of a worker, if any."""
         for supervisor in self._running.values():
             supervisor.check()
+
+    async def watch_devices(self, busy: Callable[[], bool]) -> None:
+        """Takes slots out of service whose device fails, though no task has met that yet, until it is cancelled.
+
+        Not while *busy*, when GPUs change and NVML is to be left alone.
+        """
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            if busy():
+                continue
+            failing = await asyncio.to_thread(device.failing, self.slots)
+            found = [each for each in tuple(self._running.values()) if each.slot.slot in failing]
+            await asyncio.gather(*(each.doubt(failing[each.slot.slot]) for each in found))
 
     def share_threads(self) -> None:
         """Gives each slot a share of the node's threads from now on, where this process may (`skyinfra.node.shares`).

@@ -108,7 +108,7 @@ class SlotWorker(Worker):  # type: ignore[misc]
         super().__init__(*arguments, plugins=plugins, executor=executors, **keywords)
         # It counts for the dashboard, and fails where a worker registers again.
         self.extensions.pop("spans", None)
-        self.handlers.update([services.drain.by(self.drain)])
+        self.handlers.update([services.drain.by(self.drain), services.doubt.by(self.doubt)])
         self.stream_handlers[calls.ABANDON_MESSAGE] = self._abandon
 
     @staticmethod
@@ -268,6 +268,11 @@ class SlotWorker(Worker):  # type: ignore[misc]
         if self._checking is None:
             pauses = _CHECKS_S if in_a_row < 2 else _LATER_CHECKS_S
             self._checking = asyncio.create_task(self._check(pauses))
+
+    def doubt(self, why: str) -> None:
+        """Takes the slot out of service as its runner says that its device fails; it comes back as in `fail`."""
+        if self._fails is None:
+            self.fail(why, True, 2)
 
     async def _check(self, pauses: tuple[float, ...]) -> None:
         for pause in itertools.chain(pauses, itertools.repeat(pauses[-1])):

@@ -52,7 +52,12 @@ def test_a_machine_without_accelerators(tmp_path: Path) -> None:
 def test_gpus_that_are_as_they_should_be(fake_machine: Machine) -> None:
     code, found = doctor(fake_machine("h100_80gb,h100_80gb"))
     assert without_clock(found) == dict.fromkeys(
-        ("accelerators", "CUDA", "ECC of GPU 0", "ECC of GPU 1", "clocks of GPU 0", "clocks of GPU 1"), "ok"
+        (
+            "accelerators",
+            "CUDA",
+            *(f"{what} of GPU {gpu}" for what in ("ECC", "recovery", "clocks") for gpu in (0, 1)),
+        ),
+        "ok",
     )
     assert found["accelerators"].found == "2 x NVIDIA H100 80GB HBM3"
     assert found["CUDA"].found == "driver 595.58.03, CUDA up to 13.2"
@@ -63,6 +68,7 @@ def test_an_old_driver_library_says_less(fake_machine: Machine) -> None:
     _, found = doctor(fake_machine("a100_80gb", old=True), READINGS="0.slowdown=0x8")
     assert found["clocks of GPU 0"].found == "hardware slowdown, 31 °C"
     assert found["ECC of GPU 0"].result == "ok"
+    assert "recovery of GPU 0" not in found
 
 
 @pytest.mark.parametrize(
@@ -71,6 +77,7 @@ def test_an_old_driver_library_says_less(fake_machine: Machine) -> None:
         ("1.ecc_errors=3", "ECC of GPU 1", "3 uncorrected errors since the driver was loaded"),
         ("0.rows_pending=1", "ECC of GPU 0", "rows of memory wait for a reset to be remapped"),
         ("0.rows_failed=1", "ECC of GPU 0", "a row of memory could not be remapped"),
+        ("1.recovery=2", "recovery of GPU 1", "the driver asks for a reboot of the machine"),
         ("1.slowdown=0x60,1.temperature=92", "clocks of GPU 1", "too hot, hot, 92 °C"),
         ("1.slowdown=0x84", "clocks of GPU 1", "power brake of the machine, 31 °C"),
         ("0.fabric=3,1.fabric=2", "fabric manager", "no process nv-fabricmanager; GPU 1 in progress"),

@@ -26,6 +26,8 @@ typedef enum {
 enum {
     NVML_DEVICE_NAME_V2_BUFFER_SIZE = 96,
     NVML_MEMORY_ERROR_TYPE_UNCORRECTED = 1,
+    NVML_VALUE_TYPE_UNSIGNED_INT = 1,
+    NVML_FI_DEV_GET_GPU_RECOVERY_ACTION = 230,
     NVML_GPM_METRIC_GRAPHICS_UTIL = 1,
     NVML_GPM_METRIC_SM_UTIL = 2,
     NVML_GPM_METRIC_SM_OCCUPANCY = 3,
@@ -133,6 +135,13 @@ typedef struct {
     unsigned gpuInstanceSliceCount, computeInstanceSliceCount;
     unsigned long long memorySizeMB;
 } nvmlDeviceAttributes_t;
+
+typedef struct {
+    unsigned fieldId, scopeId;
+    long long timestamp, latencyUsec;
+    unsigned valueType, nvmlReturn;
+    unsigned long long value;
+} nvmlFieldValue_t;
 
 typedef struct {
     unsigned gpu, memory;

@@ -179,6 +179,8 @@ API(nvmlDeviceGetTotalEccErrors, (nvmlDevice_t device, unsigned kind, unsigned c
 API(nvmlDeviceGetRemappedRows,
     (nvmlDevice_t device, unsigned *corrected, unsigned *uncorrected, unsigned *pending, unsigned *failed),
     reading_rows(device, corrected, uncorrected, pending, failed))
+API(nvmlDeviceGetFieldValues, (nvmlDevice_t device, int count, nvmlFieldValue_t *values),
+    reading_fields(device, count, values))
 API(nvmlDeviceGetCurrentClocksThrottleReasons, (nvmlDevice_t device, unsigned long long *reasons),
     reading_clocks(device, reasons))
 API(nvmlDeviceGetUtilizationRates, (nvmlDevice_t device, nvmlUtilization_t *rates), reading_utilization(device, rates))

@@ -82,6 +82,7 @@ nvmlReturn_t reading_ecc_errors(nvmlDevice_t device, unsigned kind, unsigned lon
 nvmlReturn_t reading_rows(nvmlDevice_t device, unsigned *corrected, unsigned *uncorrected, unsigned *pending,
                           unsigned *failed);
 nvmlReturn_t reading_clocks(nvmlDevice_t device, unsigned long long *reasons);
+nvmlReturn_t reading_fields(nvmlDevice_t device, int count, nvmlFieldValue_t *values);
 nvmlReturn_t reading_utilization(nvmlDevice_t device, nvmlUtilization_t *rates);
 nvmlReturn_t reading_temperature(nvmlDevice_t device, unsigned *degrees);
 nvmlReturn_t reading_temperature_v(nvmlDevice_t device, nvmlTemperature_t *temperature);

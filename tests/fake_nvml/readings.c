@@ -96,6 +96,24 @@ nvmlReturn_t reading_rows(nvmlDevice_t device, unsigned *corrected, unsigned *un
     return NVML_SUCCESS;
 }
 
+/* One field alone; -1: a driver that does not know it. */
+nvmlReturn_t reading_fields(nvmlDevice_t device, int count, nvmlFieldValue_t *values)
+{
+    NEED(values && count > 0, NVML_ERROR_INVALID_ARGUMENT);
+    for (int i = 0; i < count; i++) {
+        long action = 0;
+        TRY(of_gpu(device, "recovery", 0, &action));
+#ifdef FAKE_OLD_DRIVER
+        action = -1;
+#endif
+        int known = values[i].fieldId == NVML_FI_DEV_GET_GPU_RECOVERY_ACTION && action >= 0;
+        values[i].nvmlReturn = known ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
+        values[i].valueType = NVML_VALUE_TYPE_UNSIGNED_INT;
+        values[i].value = (unsigned long long)action;
+    }
+    return NVML_SUCCESS;
+}
+
 nvmlReturn_t reading_clocks(nvmlDevice_t device, unsigned long long *reasons)
 {
     long bits = 0;
