@@ -184,7 +184,7 @@ def _ecc(gpu: Gpu) -> Iterator[Finding]:
 
 
 def _recovery(gpu: Gpu) -> Iterator[Finding]:
-    """What the driver asks for after its errors, by which slots are closed; one of before says nothing."""
+    """Yields the recovery action that the driver asks for, by which slots are closed; an old one does not know it."""
     fields = gpu.ask("nvmlDeviceGetFieldValues", [RECOVERY])
     if any(field.nvmlReturn == pynvml.NVML_SUCCESS for field in fields or ()):
         asked = asks_for(fields)
