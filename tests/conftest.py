@@ -17,6 +17,7 @@ from support import ROOT, missing
 pytest_plugins = [
     "local_fleets.client_fixtures",
     "local_fleets.node_fixtures",
+    "front_ends.browser",
     "front_ends.notebooks",
     "devices.nvml_contract",
 ]

@@ -14,17 +14,13 @@ from rich.markup import escape
 from skyinfra.blobs import copies
 from skyinfra.cli.notify import named_secret, named_target, notify_of_job, targets
 from skyinfra.cli.options import Fleet, JobName, Json, Lines, Notify, Wide, errors_name_options, exit_code, write
-from skyinfra.deploy.kept import keep_now, kept_jobs
+from skyinfra.deploy.kept import GONE, keep_now, kept_jobs, why_gone
 from skyinfra.errors import (
-    FleetNotDeployed,
     FleetUnreachable,
     InvalidField,
     NodeError,
-    PoolNotFound,
-    ProjectNotFound,
     ScriptFailed,
     SkyinfraError,
-    StackNotFound,
     TaskError,
     TaskFailed,
     written,
@@ -39,8 +35,6 @@ if TYPE_CHECKING:
 
 _POLL_S = 1.0
 _KEEP_S = 3600.0
-# A fleet whose jobs are those that are kept.
-_GONE = (FleetNotDeployed, FleetUnreachable, ProjectNotFound, StackNotFound, PoolNotFound)
 _STYLES = {"running": "green", "failed": "red", "cancelled": "yellow"}
 
 app = typer.Typer()
@@ -54,8 +48,8 @@ def list_jobs(fleet: Fleet, as_json: Json = False, wide: Wide = False) -> None:
         with asked(fleet) as pool:
             found, simulated = pool.jobs(), pool.manifest.simulated
         names.remember_jobs(fleet, (job.name for job in found))
-    except _GONE as error:
-        (found, kept), simulated = _kept(fleet, error), False
+    except GONE as error:
+        found, kept, simulated = _kept(fleet, error)
     if as_json:
         document: dict[str, object] = {"jobs": [job.to_json() for job in found]}
         tables.print_document(document | ({"kept": kept} if kept else {}))
@@ -98,8 +92,9 @@ def _wrote(job: JobInfo) -> str:
     return copies.summary(job.written) if job.written is not None else ""
 
 
-def _kept(fleet: str, error: SkyinfraError) -> tuple[list[JobInfo], dict[str, object]]:
-    """Returns the jobs that are kept of a fleet that is not there for *error*, and what `--json` says of them.
+def _kept(fleet: str, error: SkyinfraError) -> tuple[list[JobInfo], dict[str, object], bool]:
+    """Returns the jobs that are kept of a fleet that is not there for *error*, what `--json` says of them, and whether
+    the fleet was simulated.
 
     Says so on stderr. Raises *error* where none is kept.
     """
@@ -108,9 +103,9 @@ def _kept(fleet: str, error: SkyinfraError) -> tuple[list[JobInfo], dict[str, ob
         raise error
     last = max(each.kept for each in found)
     gone = not isinstance(error, FleetUnreachable)
-    sys.stderr.write(f"kept {_date(last)} in {found[-1].where}, {_why(gone)}\n")
+    sys.stderr.write(f"kept {_date(last)} in {found[-1].where}, {why_gone(error)}\n")
     said = {"at": last, "where": found[-1].where, "fleet": "gone" if gone else "unreachable"}
-    return [each.info for each in found], said
+    return [each.info for each in found], said, any(each.simulated for each in found)
 
 
 def _kept_log(fleet: str, job: str, lines: int, error: SkyinfraError) -> None:
@@ -120,14 +115,10 @@ def _kept_log(fleet: str, job: str, lines: int, error: SkyinfraError) -> None:
     if (found := next(named, None)) is None:
         raise error
     text = found.logs(lines)
-    why = _why(not isinstance(error, FleetUnreachable))
+    why = why_gone(error)
     note = f"; {found.note}" if found.note else "" if text else "; it has printed nothing"
     sys.stderr.write(f"job {found.info.name}: {found.info.state}, kept {_date(found.kept)}, {why}{note}\n")
     write("stdout", text)
-
-
-def _why(gone: bool) -> str:
-    return "the fleet is gone" if gone else "its head does not answer"
 
 
 def _date(when: float) -> str:
@@ -150,7 +141,7 @@ def logs(
     """Print what a job has printed; of a fleet that is gone, what was kept of it."""
     try:
         pool = asked(fleet)
-    except _GONE as error:
+    except GONE as error:
         _kept_log(fleet, job, lines, error)
         return
     with pool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,8 +13,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from skyinfra.cli.options import Fleet, Json, Lines, NodeName, Wide, write
-from skyinfra.deploy.cost import running_cost
-from skyinfra.errors import InvalidField, NodeError, counted
+from skyinfra.deploy.cost import FREE, running_cost
+from skyinfra.deploy.kept import GONE, kept_jobs, why_gone
+from skyinfra.errors import InvalidField, NodeError, SkyinfraError, counted
 from skyinfra.errors.printable import printable
 from skyinfra.protocol import questions
 from skyinfra.protocol.findings import Finding
@@ -198,25 +200,58 @@ def dashboard(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Of this machine, on which to listen; 0 is any.")] = 0,
     browser: Annotated[bool, typer.Option(help="Open it, where a person watches.")] = True,
 ) -> None:
-    """Show the fleet in the browser. Nodes, GPUs, tasks, jobs and logs; until it is interrupted."""
-    with asked(fleet) as pool:
+    """Show the fleet in the browser. Nodes, GPUs, tasks, jobs and logs; of one that is gone, its kept jobs."""
+    try:
+        pool = asked(fleet)
+    except GONE as error:
+        _show_kept(fleet, error, port, browser=browser)
+        return
+    with pool:
         # A head that does not answer, or that is not to be trusted, ends the command, not the page.
         pool.running()
-        url = pool.dashboard(port, browser=browser and sys.stdout.isatty(), price=_price(fleet))
-        sys.stdout.write(f"The page of {pool.manifest.fleet} is at {url} until you press Ctrl-C.\n")
-        sys.stdout.flush()
-        while True:
-            time.sleep(_POLL_S)
+        price, usd_per_hour = _price(fleet, pool.manifest.provider)
+        url = pool.dashboard(port, browser=browser and sys.stdout.isatty(), price=price, usd_per_hour=usd_per_hour)
+        _say_url(pool.manifest.fleet, url)
 
 
-def _price(fleet: str) -> str:
-    """Returns the cost of the pool's machines in words, from the state; empty where a manifest alone is known."""
+def _say_url(fleet: str, url: str) -> None:
+    """Prints the address of the page, and waits until the command is interrupted."""
+    sys.stdout.write(f"The page of {fleet} is at {url} until you press Ctrl-C.\n")
+    sys.stdout.flush()
+    while True:
+        time.sleep(_POLL_S)
+
+
+def _show_kept(fleet: str, error: SkyinfraError, port: int, *, browser: bool) -> None:
+    """Shows what is kept of a fleet that is not there for *error*, which is raised where nothing is."""
+    from skyinfra import page
+    from skyinfra.client.dashboard import serving
+
+    found = kept_jobs(fleet)
+    if not found:
+        raise error
+    source = page.KeptFleet(fleet, found, why_gone(error))
+    sys.stderr.write(f"{source.why}: the page shows its {counted(len(found), 'job')} kept in {found[-1].where}\n")
+    with serving(partial(page.answer, source), port) as dashboard:
+        if browser and sys.stdout.isatty():
+            dashboard.show()
+        _say_url(fleet, dashboard.url)
+
+
+def _price(fleet: str, provider: str) -> tuple[str, float | None]:
+    """Returns the cost of the pool's machines in words, and in USD per hour, from the state.
+
+    Empty and None where a manifest alone is known, None where the price of some machine is not known.
+    """
+    if provider in FREE:
+        return "costs nothing", 0.0
     if fleet.endswith(".json"):
-        return ""
+        return "", None
     stack, _, name = fleet.partition("/")
     found = Project.find().stack(stack)
     pool = name or found.only_pool
-    return str(running_cost(each for each in found.resources() if each.module == pool))
+    cost = running_cost(each for each in found.resources() if each.module == pool)
+    return str(cost), cost.usd_per_hour if cost.machines and not cost.unknown else None
 
 
 @app.command()

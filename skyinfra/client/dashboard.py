@@ -12,7 +12,7 @@ import contextlib
 import re
 import secrets
 import webbrowser
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from http import HTTPStatus
@@ -21,6 +21,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from skyinfra import page
 from skyinfra.engine.forwarding import Listener
+from skyinfra.engine.loop import LoopThread
 from skyinfra.engine.waiting import within
 from skyinfra.errors import MissingDependency, SkyinfraError
 from skyinfra.protocol import services
@@ -45,15 +46,28 @@ Own = Callable[[str, dict[str, list[str]]], page.Answer]
 _OPEN = "Open the address that skyinfra has shown, with its token; if this is it, load the page again.\n"
 
 
+@contextlib.contextmanager
+def serving(own: Own, port: int) -> Iterator[Dashboard]:
+    """Serves the page of a fleet that is not there, at *port* of this machine; 0 is any. Raises `PortTaken`."""
+    loop, dashboard = LoopThread(), Dashboard(None, own)
+    try:
+        loop.run(dashboard.start(port, field="--port"))
+        yield dashboard
+        loop.run(dashboard.close())
+    finally:
+        loop.close()
+
+
 class Dashboard(Listener):
     """Listens on the loopback of this machine for the browser that opens ``url``; one request for a connection.
 
-    own: answers for the fleet page, in another thread; all other pages are those of the scheduler.
+    own: answers for the fleet page, in another thread; all other pages are those of the scheduler, where there is a
+    *connection*.
     """
 
     longest = _LARGEST_HEAD
 
-    def __init__(self, connection: Asker, own: Own) -> None:
+    def __init__(self, connection: Asker | None, own: Own) -> None:
         super().__init__()
         self._connection = connection
         self._own = own
@@ -80,25 +94,27 @@ class Dashboard(Listener):
                 if _OWN.match(request.path):
                     writer.write(_answered(await asyncio.to_thread(self._own, request.path, request.query)))
                     await writer.drain()
+                elif self._connection is None:
+                    raise _refused(HTTPStatus.NOT_FOUND, "The fleet is not there, and so is none of Dask's pages.\n")
                 else:
-                    await self._pipe(await self._opened(), request, reader, writer)
+                    await self._pipe(self._connection, request, reader, writer)
         except Refused as refused:
             writer.write(refused.answer)
         finally:
             writer.close()
 
-    async def _opened(self) -> int:
+    async def _opened(self, connection: Asker) -> int:
         """Opens a connection to the scheduler's pages. Raises `Refused` where the head cannot draw them."""
         try:
-            return await services.dashboard_open(self._connection.head)
+            return await services.dashboard_open(connection.head)
         except MissingDependency as error:
             raise _refused(HTTPStatus.NOT_IMPLEMENTED, f"{error}\n") from None
 
     async def _pipe(
-        self, number: int, request: Admitted, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, connection: Asker, request: Admitted, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """Sends *request* and copies the answer; for a websocket both ways from then on. Until either side ends."""
-        head = self._connection.head
+        number, head = await self._opened(connection), connection.head
         answer = b""
 
         async def there() -> None:

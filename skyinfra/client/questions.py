@@ -14,11 +14,11 @@ from skyinfra.client import files
 from skyinfra.client.dashboard import Dashboard
 from skyinfra.client.jobs import Job, Line
 from skyinfra.engine.forwarding import Forward
-from skyinfra.errors import InvalidField, NodeError, did_you_mean
+from skyinfra.errors import InvalidField, NodeError, NotSupported, did_you_mean
 from skyinfra.protocol import questions, services
 from skyinfra.protocol.jobs import JobInfo
 from skyinfra.protocol.manifest import Manifest
-from skyinfra.protocol.readings import Figures, TaskRecord
+from skyinfra.protocol.readings import Figures, FleetWork, TaskRecord
 from skyinfra.submission.fleet import ANSWER_S, AskedFleet, RunningTask
 from skyinfra.submission.snapshot import Snapshot
 
@@ -61,16 +61,19 @@ class Questions:
         """Returns the fleet as its head describes it now. Raises `FleetUnreachable`."""
         return self._fleet.look()
 
-    def dashboard(self, port: int = 0, *, browser: bool = False, price: str = "") -> str:
+    def dashboard(
+        self, port: int = 0, *, browser: bool = False, price: str = "", usd_per_hour: float | None = None
+    ) -> str:
         """Opens the fleet page on this machine until the pool is closed; returns its address.
 
         It shows nodes, GPUs with their partitions, tasks, jobs and logs, and leads to the scheduler's own pages. Its
         connections go through that of this pool: no port of the fleet has to be open for it. The address holds a
         token, without which other accounts of this machine get nothing there. port: where to listen; 0 is any.
-        browser: whether to show it in the browser of this machine. price: what the fleet costs, in words. Raises
-        `PortTaken`.
+        browser: whether to show it in the browser of this machine. price: what the fleet costs, in words;
+        usd_per_hour: in USD, None where that is not known. Raises `PortTaken`.
         """
-        dashboard = Dashboard(self._fleet.connection, partial(page.answer, self, price=price))
+        shown = page.LiveFleet(self, price, usd_per_hour)
+        dashboard = Dashboard(self._fleet.connection, partial(page.answer, shown))
         self._fleet.listen(dashboard, port, field="--port")
         if browser:
             dashboard.show()
@@ -134,6 +137,16 @@ class Questions:
         found = [replace(each, figures=Figures.read(used[each.key])) if each.key in used else each for each in found]
         since = min((each.submitted for each in found), default=float("inf"))
         return [*_earlier(self.jobs(), since), *found]
+
+    def work(self) -> FleetWork | None:
+        """Returns what waits at the head and ended there, and how far the running tasks are that call `sky.progress`.
+
+        None where the head is of an earlier version, which does not count it.
+        """
+        try:
+            return self._fleet.in_loop(Line(self._fleet.connection).ask(services.work))
+        except NotSupported:
+            return None
 
     def put(self, path: str | Path, remote: str | Path | None = None, node: str | None = None) -> str:
         """See `Pool.put`."""

@@ -19,7 +19,16 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from skyinfra.deploy.affected_nodes import losing_pools
-from skyinfra.errors import NodeError, PoolNotFound, ProjectNotFound, SkyinfraError, StackNotFound, counted
+from skyinfra.errors import (
+    FleetNotDeployed,
+    FleetUnreachable,
+    NodeError,
+    PoolNotFound,
+    ProjectNotFound,
+    SkyinfraError,
+    StackNotFound,
+    counted,
+)
 from skyinfra.protocol import jobs, questions
 from skyinfra.protocol.jobs import JobInfo
 from skyinfra.protocol.manifest import Manifest
@@ -40,6 +49,13 @@ _CONNECT_S = 5.0
 _ANSWER_S = 10.0
 _AT_ONCE = 8
 _RECORD, _LOG = "record.json", "output.log"
+# Raised where a fleet is not there: its jobs are those that are kept.
+GONE = (FleetNotDeployed, FleetUnreachable, ProjectNotFound, StackNotFound, PoolNotFound)
+
+
+def why_gone(error: SkyinfraError) -> str:
+    """Returns why the fleet is not there, which raised one of `GONE`."""
+    return "its head does not answer" if isinstance(error, FleetUnreachable) else "the fleet is gone"
 
 
 @dataclass(frozen=True)
@@ -47,13 +63,14 @@ class KeptJob:
     """A job that is kept for after its fleet.
 
     info: as the head knew it at *kept*, UNIX seconds. where: the bucket or the folder. note: what of its log is not
-    kept, and why; None where it is whole.
+    kept, and why; None where it is whole. simulated: whether its fleet was; None where that is not known.
     """
 
     info: JobInfo
     kept: float
     where: str
     note: str | None
+    simulated: bool | None
     _logged: bool = field(repr=False)
     _folder: str = field(repr=False)
     _store: Store = field(repr=False, compare=False)
@@ -63,7 +80,8 @@ class KeptJob:
         """Reads the record of that name. Raises `NodeError`, ValueError, KeyError, TypeError where it is none."""
         given = json.loads(store.read(record))
         info, folder = JobInfo.read(given["job"]), record.rpartition("/")[0]
-        return cls(info, float(given["kept"]), store.where, given["note"], bool(given["logged"]), folder, store)
+        kept, note, simulated = float(given["kept"]), given["note"], given.get("simulated")
+        return cls(info, kept, store.where, note, simulated, bool(given["logged"]), folder, store)
 
     def logs(self, lines: int = 1000) -> str:
         """Returns the last *lines* that its last attempt has printed; empty where nothing is kept of that.
@@ -132,7 +150,7 @@ def keep(manifest: Manifest, store: Store, *, patience: float = PATIENCE_S) -> K
         if not found:
             return done
         try:
-            copy = _Copy(fleet, store, manifest.pool, deadline, store.names(manifest.pool), done.notes)
+            copy = _Copy(fleet, store, manifest, deadline, store.names(manifest.pool), done.notes)
         except SkyinfraError as error:
             done.problems.append(_line(error))
             return done
@@ -177,7 +195,7 @@ class _Copy:
 
     fleet: Questions
     store: Store
-    pool: str
+    manifest: Manifest
     deadline: float
     there: Collection[str]
     notes: list[str]
@@ -195,7 +213,7 @@ class _Copy:
     def _job(self, info: JobInfo) -> bool:
         jobs.check_id(info.id)
         jobs.check_name(info.name)
-        name = f"{_folder(self.pool, info)}/{_RECORD}"
+        name = f"{_folder(self.manifest.pool, info)}/{_RECORD}"
         if info.over and name in self.there and self._same(name, info):
             return False
         with tempfile.TemporaryFile() as file:
@@ -209,8 +227,9 @@ class _Copy:
             logged = file.tell() > 0
             if logged:
                 file.seek(0)
-                self.store.write(f"{_folder(self.pool, info)}/{_LOG}", _Timed(file, self.deadline + _ANSWER_S))
-        record = {"version": VERSION, "kept": time.time(), "job": info.to_json(), "logged": logged, "note": note}
+                self.store.write(f"{_folder(self.manifest.pool, info)}/{_LOG}", _Timed(file, self.deadline + _ANSWER_S))
+        about = {"version": VERSION, "kept": time.time(), "simulated": self.manifest.simulated}
+        record = about | {"job": info.to_json(), "logged": logged, "note": note}
         # Last: where it is, the log is.
         self.store.write(name, io.BytesIO(json.dumps(record, indent=2).encode()))
         self.notes += [] if note is None else [f"{info.name}: {note}"]

@@ -1,4 +1,5 @@
-"""Records of the tasks that ended, on the head: what they asked for, how long they waited and ran, and where.
+"""Records of the tasks that ended, on the head: what they asked for, how long they waited and ran, and where; and how
+many wait, and ended, over the last hour.
 
 They live in the memory of the scheduler and go with it. What a task used its node tells, see
 `skyinfra.readings.figures`.
@@ -14,13 +15,16 @@ from typing import Any, NamedTuple
 from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
 
-from skyinfra.errors import InvalidNodeConfig
+from skyinfra.errors import InvalidManifest, InvalidNodeConfig
 from skyinfra.protocol import rpc
 from skyinfra.protocol.instance import GPU_MEMORY, STARTUP_KEY, InstanceInfo
-from skyinfra.protocol.readings import TaskRecord
+from skyinfra.protocol.readings import REPORT, FleetWork, SlotReport, TaskRecord
 
 # So many of the last ones are kept, of some 300 bytes each.
 _KEPT = 5000
+# How many wait and ended is counted in periods of so many seconds; those of an hour are kept.
+PERIOD_S = 10.0
+_PERIODS = 360
 _WAITS = ("waiting", "queued", "no-worker")
 
 Described = Mapping[str, Any]
@@ -49,12 +53,42 @@ class Records(SchedulerPlugin):  # type: ignore[misc]
         # When each task that has not ended came, and where it was last sent to, with the time.
         self._came: dict[str, float] = {}
         self._sent: dict[str, tuple[Described, float]] = {}
+        self._began = time.monotonic()
+        # Tasks that waited at the end of each period, and that ended in it.
+        self._periods: deque[tuple[int, int | None]] = deque(maxlen=_PERIODS)
+        # How many tasks each worker had ended when it was asked last, by its address.
+        self._counted: dict[str, int] = {}
 
     def records(self) -> list[TaskRecord]:
         """Returns the last tasks that ended, in the order of their ends."""
         slots = {id(each.worker): slot_of(each.worker) for each in {id(e.worker): e for e in self._kept}.values()}
         since = time.time() - time.monotonic()
         return [_record(each, slot, since) for each in self._kept if (slot := slots[id(each.worker)]) is not None]
+
+    def count(self) -> None:
+        """Ends a period; is called every `PERIOD_S` seconds. A short task travels with others in one message, so that
+        the workers count those that ended."""
+        reports = {address: report_of(worker) for address, worker in self._scheduler.workers.items()}
+        counts = {address: report.ended for address, report in reports.items() if report is not None}
+        ended = sum(max(0, count - self._counted.get(address, 0)) for address, count in counts.items())
+        self._periods.append((self._waiting, ended if len(counts) == len(reports) else None))
+        self._counted = counts
+
+    def work(self) -> FleetWork:
+        """Returns what waits and ended, and how far the running tasks are that tell it."""
+        progress = {}
+        for worker in self._scheduler.workers.values():
+            report = report_of(worker)
+            # What a worker has reported last may be of a task that has ended since.
+            if report is not None and report.progress is not None and worker.processing:
+                progress[str(worker.name)] = report.progress
+        waited, ended = zip(*self._periods, strict=True) if self._periods else ((), ())
+        return FleetWork(time.monotonic() - self._began, self._waiting, PERIOD_S, waited, ended, progress)
+
+    @property
+    def _waiting(self) -> int:
+        """The number of tasks that no slot has begun: of those that were sent to one, the first one runs."""
+        return len(self._came) - len({id(extra) for extra, _ in self._sent.values()})
 
     def came(self, key: str, waited: float) -> None:
         """Notes that the task *key*, which is about to come, has waited for so many seconds, at its client or here."""
@@ -94,6 +128,14 @@ def slot_of(extra: Described) -> InstanceInfo | None:
     try:
         return InstanceInfo.read(rpc.lists(extra.get(STARTUP_KEY)))
     except InvalidNodeConfig:
+        return None
+
+
+def report_of(worker: Any) -> SlotReport | None:
+    """Returns what the worker has reported of its tasks; None for one of an earlier version, which does not."""
+    try:
+        return SlotReport.read(rpc.lists(worker.metrics.get(REPORT)))
+    except InvalidManifest:
         return None
 
 

@@ -20,7 +20,7 @@ from skyinfra.head import admission
 from skyinfra.head.carried import Adoption, Claims
 from skyinfra.head.execution import tasks_on_slots
 from skyinfra.head.leases import Leases
-from skyinfra.head.records import Records
+from skyinfra.head.records import PERIOD_S, Records
 from skyinfra.head.secrets import HeadSecrets
 from skyinfra.head.spreading import spread
 from skyinfra.head.tunnel import Forwards, Tunnel
@@ -104,12 +104,14 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
             services.running.by(lambda: tasks_on_slots(self)),
             services.wait_inside.by(self.wait_inside),
             services.records.by(self._records.records),
+            services.work.by(self._records.work),
             services.forget_topic.by(self.forget_topic),
             services.clock.by(lambda: time.time()),
         )
         self.handlers.update({**own, **self._leases.handlers, **Tunnel(self).handlers, **self._secrets.handlers})
         self.handlers.update(handlers or {})
         self.periodic_callbacks["skyinfra-spread"] = PeriodicCallback(lambda: spread(self, self.leased), _SPREAD_MS)
+        self.periodic_callbacks["skyinfra-count"] = PeriodicCallback(self._records.count, PERIOD_S * 1000)
         self.handlers[PARK] = self.keep_parked
         self.handlers[forwarding.OPERATION] = Forwards().join
 

@@ -1,11 +1,14 @@
 """The fleet page: nodes with their GPUs drawn, tasks, jobs and logs, for the browser of who is connected.
 
-`answer` gives each of its files and documents. `skyinfra.client.dashboard` serves them, and admits nobody else.
+`answer` gives each of its files and documents, those of a fleet that runs (`LiveFleet`) or of what was kept of one that
+is gone (`KeptFleet`). `skyinfra.client.dashboard` serves them, and admits nobody else. What is not known is null in the
+documents, never 0.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -19,11 +22,14 @@ from skyinfra.protocol.fleet import FleetState
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.jobs import JobInfo
 from skyinfra.protocol.manifest import Manifest
+from skyinfra.protocol.readings import FleetWork
 
 PATH = "/fleet"
 # A node that does not answer within it is shown as one that does not answer.
 _WAIT_S = 5.0
 _LINES = 500
+# Of the jobs, the newest; all of them make a page slow.
+MOST_JOBS = 200
 _FILES = {
     PATH: ("fleet.html", "text/html"),
     f"{PATH}/fleet.js": ("fleet.js", "text/javascript"),
@@ -58,6 +64,22 @@ class Running(Protocol):
     def seconds(self) -> float: ...
 
 
+class KeptJob(Protocol):
+    """A job that is kept for after its fleet; see `skyinfra.deploy.kept.KeptJob`."""
+
+    @property
+    def info(self) -> JobInfo: ...
+    @property
+    def kept(self) -> float: ...
+    @property
+    def where(self) -> str: ...
+    @property
+    def note(self) -> str | None: ...
+    @property
+    def simulated(self) -> bool | None: ...
+    def logs(self, lines: int = ...) -> str: ...
+
+
 class Asked(Protocol):
     """The fleet that is asked; see `skyinfra.client.questions.Questions`."""
 
@@ -67,6 +89,7 @@ class Asked(Protocol):
     def node_names(self) -> list[str]: ...
     def running(self) -> Mapping[str, Sequence[Running]]: ...
     def jobs(self) -> list[JobInfo]: ...
+    def work(self) -> FleetWork | None: ...
     def ask(self, node: str, question: str, *, wait_s: float = ..., **arguments: Any) -> Any: ...
     def ask_all(
         self, nodes: Sequence[str], question: str, *, wait_s: float = ..., **arguments: Any
@@ -82,11 +105,67 @@ class Answer:
     body: bytes
 
 
-def answer(asked: Asked, path: str, query: Mapping[str, Sequence[str]], price: str = "") -> Answer:
+class Source(Protocol):
+    """Where the documents of the page come from. Its methods raise `SkyinfraError`."""
+
+    def state(self) -> dict[str, object]: ...
+    def log(self, node: str, task: str) -> dict[str, object]: ...
+
+
+@dataclass(frozen=True)
+class LiveFleet:
+    """A fleet that runs. price: what it costs, in words; usd_per_hour: in USD, None where that is not known."""
+
+    asked: Asked
+    price: str = ""
+    usd_per_hour: float | None = None
+
+    def state(self) -> dict[str, object]:
+        """See `state`."""
+        return state(self.asked, self.price, self.usd_per_hour)
+
+    def log(self, node: str, task: str) -> dict[str, object]:
+        """Returns the last lines of what the task printed, or of the runner of *node*. Raises `NodeError`."""
+        source = "task" if task else "runner"
+        found = self.asked.ask(node, questions.LOG, wait_s=_WAIT_S, source=source, task=task, lines=_LINES)
+        return {"node": node, "task": task, "text": undressed(str(found["text"])) if found is not None else ""}
+
+
+@dataclass(frozen=True)
+class KeptFleet:
+    """The jobs that are kept of a fleet, which is not there. why: why not, in words."""
+
+    fleet: str
+    kept: Sequence[KeptJob]
+    why: str
+
+    def state(self) -> dict[str, object]:
+        """Returns what `state` does, as far as it is kept: the jobs."""
+        last = max(self.kept, key=lambda each: each.kept)
+        kept = {"at": last.kept, "where": last.where, "why": self.why}
+        jobs = _jobs([each.info for each in self.kept], notes={each.info.id: each.note for each in self.kept})
+        rest: dict[str, object] = {
+            "provider": None,
+            "simulated": last.simulated,
+            "price": "",
+            "nodes": [],
+            "changes": [],
+        }
+        return {"fleet": self.fleet, "kept": kept, **rest, **jobs}
+
+    def log(self, node: str, task: str) -> dict[str, object]:
+        """Returns the last lines of what a job printed, as far as they are kept. Raises `NodeError`."""
+        found = next((each for each in self.kept if each.info.key == task), None)
+        if found is None:
+            raise NodeError(f"{self.why}: this log is not kept", hint="The logs of jobs are.")
+        return {"node": node, "task": task, "text": undressed(found.logs(_LINES))}
+
+
+def answer(source: Source, path: str, query: Mapping[str, Sequence[str]]) -> Answer:
     """Returns the file or document at *path*; status 404 where there is none. Blocks while the fleet is asked.
 
     query: values by name; of ``/fleet/log`` the ``node``, and the ``task`` (its key) where not the runner's log is
-    wanted. price: what the fleet costs, in words.
+    wanted.
     """
     if path in _FILES:
         name, kind = _FILES[path]
@@ -96,21 +175,32 @@ def answer(asked: Asked, path: str, query: Mapping[str, Sequence[str]], price: s
         return Answer(200, f"{kind}; charset=utf-8", content)
     try:
         if path == f"{PATH}/state":
-            return _document(state(asked, price))
+            return _document(source.state())
         if path == f"{PATH}/log":
-            return _document(log(asked, *(query.get(name, [""])[-1] for name in ("node", "task"))))
+            return _document(source.log(*(query.get(name, [""])[-1] for name in ("node", "task"))))
     except SkyinfraError as error:
         return _document({"problem": str(error)}, 503)
     return Answer(404, "text/plain; charset=utf-8", b"There is no such page.\n")
 
 
 def _document(value: Mapping[str, object], status: int = 200) -> Answer:
-    return Answer(status, "application/json", json.dumps(printable_tree(value)).encode())
+    text = json.dumps(_finite(printable_tree(value)), separators=(",", ":"), allow_nan=False)
+    return Answer(status, "application/json", text.encode())
 
 
-def state(asked: Asked, price: str = "") -> dict[str, object]:
+def _finite(value: object) -> object:
+    """Returns a tree of JSON values with null for numbers that are none: no browser reads them."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    return [_finite(each) for each in value] if isinstance(value, list) else value
+
+
+def state(asked: Asked, price: str = "", usd_per_hour: float | None = None) -> dict[str, object]:
     """Returns the fleet as JSON values: its nodes with their GPUs and slots, jobs, and what is missing."""
-    look, tasks, names = asked.look(), asked.running(), asked.node_names()
+    look, tasks, names, work = asked.look(), asked.running(), asked.node_names(), asked.work()
+    progress = {slot: each.to_json() for slot, each in work.progress.items()} if work else {}
     readings = asked.ask_all(names, questions.METRICS, wait_s=_WAIT_S)
     manifest, reported = asked.manifest, look.state
     sick = reported.sick if reported else {}
@@ -119,9 +209,9 @@ def state(asked: Asked, price: str = "") -> dict[str, object]:
     for name in names:
         found = readings[name]
         used = {} if isinstance(found, NodeError) else {each["slot"]["slot"]: each for each in found}
-        slots = [_slot(slot, tasks, used, going=False) for slot in look.slots if slot.node == name]
+        slots = [_slot(slot, tasks, used, progress, going=False) for slot in look.slots if slot.node == name]
         slots += [
-            _slot(slot, tasks, used, going=slot.slot not in sick, sick=slot.slot in sick)
+            _slot(slot, tasks, used, progress, going=slot.slot not in sick, sick=slot.slot in sick)
             for slot in look.draining
             if slot.node == name
         ]
@@ -144,12 +234,23 @@ def state(asked: Asked, price: str = "") -> dict[str, object]:
         "provider": manifest.provider,
         "simulated": manifest.simulated,
         "price": price,
+        "usd_per_hour": usd_per_hour,
+        "work": work and {name: value for name, value in work.to_json().items() if name != "progress"},
         "nodes": nodes,
-        "jobs": [{**job.to_json(), "key": job.key} for job in asked.jobs()],
         "changes": [
-            {"at": each.at, "node": each.node, "gpu": each.gpu, "layout": each.layout, "why": each.why}
-            for each in changes
+            {name: getattr(each, name) for name in ("at", "node", "gpu", "before", "layout", "why")} for each in changes
         ],
+        **_jobs(asked.jobs()),
+    }
+
+
+def _jobs(jobs: Sequence[JobInfo], notes: Mapping[str, str | None] | None = None) -> dict[str, object]:
+    """Returns the newest jobs, the newest first, and how many there are, and are queued, in all. notes: by id."""
+    newest = sorted(jobs, key=lambda job: job.submitted, reverse=True)[:MOST_JOBS]
+    return {
+        "jobs": [{**job.to_json(), "key": job.key, "note": (notes or {}).get(job.id)} for job in newest],
+        "jobs_in_all": len(jobs),
+        "jobs_queued": sum(job.state == "queued" for job in jobs),
     }
 
 
@@ -167,12 +268,16 @@ def _slot(
     slot: InstanceInfo,
     tasks: Mapping[str, Sequence[Running]],
     used: Mapping[str, Any],
+    progress: Mapping[str, Any],
     *,
     going: bool,
     sick: bool = False,
 ) -> dict[str, Any]:
     reading = {key: value for key, value in used.get(slot.slot, {}).items() if key != "slot"}
-    running = [{"key": each.key, "name": each.name, "seconds": each.seconds} for each in tasks.get(slot.slot, ())]
+    running = [
+        {"key": each.key, "name": each.name, "seconds": each.seconds, "progress": progress.get(slot.slot)}
+        for each in tasks.get(slot.slot, ())
+    ]
     tone = palette.tone(slot.profile, slot.size, slot.units).css_class
     return {**slot.to_json(), "tone": tone, "going": going, "sick": sick, "tasks": running, "reading": reading}
 
@@ -191,10 +296,3 @@ def _gpus(slots: Iterable[dict[str, Any]]) -> list[dict[str, object]]:
         }
         for gpu, here in sorted(by_gpu.items(), key=lambda each: (each[0] is None, each[0] or 0))
     ]
-
-
-def log(asked: Asked, node: str, task: str) -> dict[str, object]:
-    """Returns the last lines of what the task printed, or of the runner of *node*. Raises `NodeError`."""
-    source = "task" if task else "runner"
-    found = asked.ask(node, questions.LOG, wait_s=_WAIT_S, source=source, task=task, lines=_LINES)
-    return {"node": node, "task": task, "text": undressed(str(found["text"])) if found is not None else ""}

@@ -1,20 +1,386 @@
 "use strict";
-// The fleet page. All words of the fleet become text, never markup.
+// The fleet page. All words of the fleet become text, never markup. What is not known is said so, and is never a 0.
 
-const LOOK_MS = 2000, LOG_MS = 2000, KEPT = 900;
+const LOOK_MS = 2000, LOG_MS = 2000, KEPT = 300, TOGETHER_S = 60;
 const past = new Map();  // slot -> [{at, use, memory}], since this page was opened
-let chosen = null, followed = null, state = null;
+const busyPast = [];  // [{at, value}]
+const cards = new Map(), buttons = new Map(), rows = new Map();  // what is drawn, by node, slot and device, job
+const layouts = new Map();  // the partitions of each GPU at the last look
+const seen = [];  // changes of layouts that this page saw, the newest first
+let state = null, chosen = null, followed = null, opener = null, waits = false, next = 0;
 
 const by = (id) => document.getElementById(id);
+const isKnown = (value) => value !== null && value !== undefined;
+const or = (value, show) => (isKnown(value) ? show(value) : "not known");
+const gib = (bytes) => `${(bytes / 2 ** 30).toFixed(1)} GiB`;
+const percent = (value) => `${Math.round(value)} %`;
+const usd = (value) => value.toLocaleString("en", { style: "currency", currency: "USD" });
+const moment = (seconds) => (isKnown(seconds) ? new Date(seconds * 1000).toLocaleString() : "");
+const mark = () => (state.simulated ? " (simulated)" : "");
+const deviceOf = (slot) => slot.profile || slot.kind;
+const nodeOf = (slot) => slot.replace(/\/[^/]*$/, "");
+const everySlot = () => state.nodes.flatMap((node) => node.gpus.flatMap((gpu) => gpu.slots));
 
 function made(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
     if (name === "onclick") element.addEventListener("click", value);
-    else if (value !== null && value !== undefined && value !== false) element.setAttribute(name, value);
+    else if (isKnown(value) && value !== false) element.setAttribute(name, value);
   }
-  element.append(...children.filter((child) => child !== null));
+  element.append(...children.filter(isKnown));
   return element;
+}
+
+// Writes only what is another: what a person selected, focused or scrolled stays.
+function write(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+function hide(id, hidden) {
+  if (by(id).hidden !== hidden) by(id).hidden = hidden;
+}
+
+function span(seconds) {
+  if (!isKnown(seconds)) return "";
+  if (seconds < 60) return `${Math.round(seconds)} s`;
+  if (seconds < 3600) return `${Math.round(seconds / 60)} min`;
+  return `${(seconds / 3600).toFixed(1)} h`;
+}
+
+// Progress ------------------------------------------------------------------------------------------------------------
+
+function share(task) {
+  const said = task.progress;
+  return said && isKnown(said.total) && said.total > 0 && isKnown(said.done) ? Math.min(100, Math.max(0, (100 * said.done) / said.total)) : null;
+}
+
+function progressWords(task) {
+  const said = task.progress, number = (value) => String(Number(value.toFixed(2)));
+  if (!said || !isKnown(said.done)) return "";
+  return isKnown(said.total) ? `${number(said.done)} of ${number(said.total)}` : `${number(said.done)} steps`;
+}
+
+function taskWords(slot) {
+  return slot.tasks.map((task) => [task.name, span(task.seconds), isKnown(share(task)) ? percent(share(task)) : progressWords(task)].filter(Boolean).join(" ")).join(", ");
+}
+
+function bar(done) {
+  const filled = made("i");
+  filled.style.width = `${done}%`;
+  return made("span", { class: "done" }, filled);
+}
+
+// Nodes ---------------------------------------------------------------------------------------------------------------
+
+// A name that is broken after a dot, where it has no room.
+const broken = (name) => name.split(".").flatMap((part, number) => (number ? [".", made("wbr"), part] : [part]));
+
+function drawSlot(slot) {
+  const key = `${slot.slot} ${slot.uuid || ""} ${deviceOf(slot)}`;
+  const words = taskWords(slot) || (slot.sick ? "sick" : slot.going ? "goes" : "idle");
+  const done = slot.tasks.length ? share(slot.tasks[0]) : null;
+  const pressed = slot.slot === chosen;
+  const now = [words, done, slot.going, slot.sick, pressed].join("\n");
+  let drawn = buttons.get(key);
+  if (!drawn) {
+    const button = made("button", { type: "button", "data-slot": slot.slot, tabindex: "-1", onclick: () => choose(slot.slot) }, made("b", {}, ...broken(deviceOf(slot))), made("span", {}));
+    drawn = { button, now: "", fresh: busyPast.length > 0 };
+    buttons.set(key, drawn);
+  }
+  drawn.current = true;
+  if (drawn.now !== now) {
+    const { button } = drawn;
+    button.className = ["slot", slot.tone, slot.going || slot.sick ? "going" : "", slot.sick ? "sick" : "", drawn.fresh ? "fresh" : ""].filter(Boolean).join(" ");
+    button.title = `${slot.slot} ${deviceOf(slot)}: ${words}`;
+    button.setAttribute("aria-pressed", String(pressed));
+    write(button.children[1], words);
+    if (isKnown(done) && button.children[2]) button.children[2].firstChild.style.width = `${done}%`;
+    else if (isKnown(done)) button.append(bar(done));
+    else if (button.children[2]) button.children[2].remove();
+    drawn.now = now;
+  }
+  return drawn.button;
+}
+
+// The elements of slots at their places on the GPU, with what is free between them.
+function placed(slots, units, elements) {
+  const drawn = [];
+  let at = 0;
+  const add = (element, size) => {
+    element.style.flex = units ? `0 0 ${(100 * size) / units}%` : "1 1 0px";
+    drawn.push(element);
+  };
+  const gap = (to) => { if (to > at) add(made("span", { class: "free" }), to - at); };
+  slots.forEach((slot, number) => {
+    const stands = units && slot.size, sharing = slots.filter((each) => each.start === slot.start).length;
+    if (stands) gap(slot.start);
+    add(elements[number], stands ? slot.size / sharing : units);
+    if (stands) at = Math.max(at, slot.start + slot.size);
+  });
+  if (units && at) gap(units);
+  return drawn;
+}
+
+function put(parent, children) {
+  if (children.length !== parent.children.length || children.some((child, number) => parent.children[number] !== child)) parent.replaceChildren(...children);
+}
+
+function drawNode(node) {
+  let card = cards.get(node.name);
+  if (!card) {
+    const element = made("article", { "data-node": node.name }, made("h3", {}, node.name, " ", made("span", { class: "pale" })), made("p", { class: "bad" }), made("div"), made("p", { class: "pale" }),
+      made("p", {}, made("button", { class: "log", type: "button", onclick: () => follow(node.name, "", `the runner of ${node.name}`) }, `log of the runner of ${node.name}`)));
+    card = { element, gpus: new Map() };
+    cards.set(node.name, card);
+  }
+  card.current = true;
+  const [title, bad, gpus, missing] = card.element.children;
+  write(title.lastChild, [node.machine, node.zone, node.head ? "head" : null].filter(Boolean).join(", "));
+  write(bad, node.problem || "");
+  write(missing, node.missing.length ? `to come: ${node.missing.join(", ")}` : "");
+  put(gpus, node.gpus.map((gpu) => {
+    const called = isKnown(gpu.gpu) ? `GPU ${gpu.gpu} ${gpu.accelerator || ""}` : "CPU";
+    if (!card.gpus.has(called)) card.gpus.set(called, made("div", { class: "gpu" }, made("span", { class: "pale" }, called), made("div", { class: "bar" })));
+    const row = card.gpus.get(called).lastChild, drawn = gpu.slots.map(drawSlot), slots = [...row.querySelectorAll("button")];
+    if (drawn.length !== slots.length || drawn.some((each, number) => each !== slots[number])) row.replaceChildren(...placed(gpu.slots, gpu.units, drawn));
+    if (isKnown(gpu.gpu)) noteLayout(node.name, gpu);
+    return card.gpus.get(called);
+  }));
+  return card.element;
+}
+
+// One change of a GPU may take several looks: partitions go, and others come.
+function noteLayout(node, gpu) {
+  const key = `${node} ${gpu.gpu}`, now = gpu.slots.filter((slot) => !slot.going).map(({ profile, kind, tone, start, size, uuid }) => ({ profile, kind, tone, start, size, uuid }));
+  const before = layouts.get(key), same = before && JSON.stringify(before.slots) === JSON.stringify(now);
+  if (before && !same) {
+    const last = seen.find((each) => each.key === key), at = Date.now() / 1000;
+    if (last && at - last.at < TOGETHER_S) Object.assign(last, { after: now, at });
+    else seen.unshift({ key, node, gpu: gpu.gpu, units: gpu.units || before.units, before: before.slots, after: now, at });
+    seen.splice(10);
+  }
+  layouts.set(key, { slots: now, units: gpu.units });
+}
+
+function names(slots) {
+  return slots.map(deviceOf).join(", ") || "nothing yet";
+}
+
+function drawChanges() {
+  const small = (slots, units) => made("span", { class: "bar small", "aria-hidden": "true" }, ...placed(slots, units, slots.map((slot) => made("span", { class: `slot ${slot.tone}` }))));
+  hide("changes", !seen.length && !state.changes.length);
+  const drawn = JSON.stringify([seen, state.changes]);
+  if (by("changes").drawn === drawn) return;
+  by("changes").drawn = drawn;
+  by("seen").replaceChildren(...seen.map((each) => made("li", {}, `${moment(each.at)}: ${each.node} GPU ${each.gpu}: ${names(each.before)} became ${names(each.after)}`, made("div", { class: "pair" }, small(each.before, each.units), "→", small(each.after, each.units)))));
+  by("followed").replaceChildren(...[...state.changes].reverse().map((each) => made("li", {}, `${moment(each.at)}: ${each.node} GPU ${each.gpu}${each.before ? `: ${each.before}` : ""} became ${each.layout}: ${each.why}`)));
+}
+
+// Figures -------------------------------------------------------------------------------------------------------------
+
+function chart(name, points, most, words) {
+  const first = points[0].at, width = Math.max(1, points[points.length - 1].at - first);
+  const line = points.map((point) => `${(((point.at - first) / width) * 100).toFixed(2)},${(30 - (28 * point.value) / (most || 1)).toFixed(2)}`).join(" ");
+  const element = (tag, attributes) => {
+    const drawn = document.createElementNS("http://www.w3.org/2000/svg", tag);
+    for (const [key, value] of Object.entries(attributes)) drawn.setAttribute(key, value);
+    return drawn;
+  };
+  const svg = element("svg", { viewBox: "0 0 100 31", preserveAspectRatio: "none", role: "img", "aria-label": `${name}: ${words}` });
+  svg.append(element("polyline", { points: line }));
+  return made("figure", {}, svg, made("figcaption", {}, `${name}${mark()}: ${words}, of the last ${span(width)}`));
+}
+
+const highest = (points) => Math.max(...points.map((point) => point.value));
+
+// The counts of a minute, from those of shorter periods; a minute in which one is not known is not known.
+function minutes(counts, period, join) {
+  const each = Math.max(1, Math.round(60 / period)), found = [];
+  for (let end = counts.length; end >= each; end -= each) found.unshift({ at: (end * period), value: join(counts.slice(end - each, end)) });
+  return found.filter((point) => isKnown(point.value));
+}
+
+const sum = (counts) => (counts.every(isKnown) ? counts.reduce((all, each) => all + each, 0) : null);
+
+function drawFigures() {
+  const slots = everySlot(), busy = slots.filter((slot) => slot.tasks.length).length, work = state.work;
+  busyPast.push({ at: Date.now() / 1000, value: busy });
+  busyPast.splice(0, busyPast.length - KEPT);
+  const ended = work ? minutes(work.ended, work.period, sum) : [], waited = work ? minutes(work.waited, work.period, (each) => Math.max(...each)) : [];
+  const last = work && work.ended.length >= 60 / work.period ? sum(work.ended.slice(-Math.round(60 / work.period))) : null;
+  const price = state.usd_per_hour;
+  const numbers = [
+    ["Slots busy", `${busy} of ${slots.length}`],
+    ["Tasks waiting at the head", or(work && work.waiting, String)],
+    ["Jobs queued", or(state.jobs_queued, String)],
+    ["Tasks ended in the last minute", or(last, String)],
+    ["Price", isKnown(price) ? (price ? `${usd(price)} per hour` : "costs nothing") : "not known"],
+    price === 0 ? null : ["So far", isKnown(price) && work ? `about ${usd((price * work.seconds) / 3600)}` : "not known", isKnown(price) && work ? `since its head began, ${span(work.seconds)} ago` : ""],
+  ].filter(isKnown);
+  const list = by("numbers");
+  if (list.children.length !== numbers.length) list.replaceChildren(...numbers.map(() => made("div", {}, made("dt"), made("dd"), made("dd"))));
+  numbers.forEach((words, at) => [0, 1, 2].forEach((part) => write(list.children[at].children[part], words[part] || "")));
+  const charts = [["slots busy", busyPast, slots.length], ["tasks ended, by minute", ended], ["tasks waiting at the head", waited]];
+  by("rates").replaceChildren(...charts.filter(([, points]) => points.length > 1).map(([name, points, most]) => chart(name, points, most || highest(points), `${points[points.length - 1].value}, at most ${highest(points)}`)));
+}
+
+// Jobs ----------------------------------------------------------------------------------------------------------------
+
+function usedWords(figures) {
+  if (!figures) return "";
+  const words = [isKnown(figures.memory_peak) ? gib(figures.memory_peak) : null, isKnown(figures.energy) ? `${(figures.energy / 3600).toFixed(2)} Wh` : null].filter(isKnown);
+  return words.length ? words.join(", ") + mark() : "";
+}
+
+function drawJob(job, there) {
+  const now = state.kept ? state.kept.at : Date.now() / 1000;
+  const shown = state.kept && !isKnown(job.ended) ? `${job.state} when kept` : job.state;
+  const cells = [job.name, [shown, job.problem, job.note].filter(Boolean).join(": "), null, job.task, null, moment(job.submitted), moment(job.ended), isKnown(job.started) ? span((isKnown(job.ended) ? job.ended : now) - job.started) : "", usedWords(job.figures)];
+  let row = rows.get(job.id);
+  if (!row) {
+    row = made("tr", {}, ...cells.map(() => made("td")));
+    rows.set(job.id, row);
+  }
+  row.current = true;
+  cells.forEach((cell, number) => { if (cell !== null) write(row.children[number], cell); });
+  const button = (number, wanted, attributes, words, onclick) => {
+    const cell = row.children[number];
+    if (cell.wanted === wanted) return;
+    cell.wanted = wanted;
+    cell.replaceChildren(...(attributes ? [made("button", { class: "log", type: "button", ...attributes, onclick }, words)] : [words]));
+  };
+  button(2, String(Boolean(job.slot)), job.slot ? { "data-job": job.name } : null, job.slot ? `log of ${job.name}` : "", () => follow(nodeOf(job.slot), job.key, `the job ${job.name}`));
+  const stands = there.has(job.slot);
+  button(4, `${job.slot} ${stands}`, stands ? { "aria-label": `slot ${job.slot}` } : null, job.slot || "", () => choose(job.slot));
+  return row;
+}
+
+function drawJobs() {
+  const there = new Set(everySlot().map((slot) => slot.slot)), all = isKnown(state.jobs_in_all) ? state.jobs_in_all : state.jobs.length, more = all - state.jobs.length;
+  hide("jobs-part", false);
+  hide("jobs-scroll", !state.jobs.length);
+  write(by("jobs-words"), !state.jobs.length ? "No jobs. skyinfra run --detach and pool.submit(..., detach=NAME) make them." : more ? `The newest ${state.jobs.length} of ${all}; skyinfra jobs ${state.fleet} lists them all.` : "The newest first.");
+  put(by("jobs"), state.jobs.map((job) => drawJob(job, there)));
+  sweep(rows);
+}
+
+// The slot that is chosen, and a log ----------------------------------------------------------------------------------
+
+function drawDetails() {
+  hide("details", !chosen && !followed);
+  hide("slot", !chosen);
+  if (!chosen) return;
+  const slot = everySlot().find((each) => each.slot === chosen), facts = by("slot-facts");
+  write(by("slot-title"), `Slot ${chosen}`);
+  const reading = slot ? slot.reading : {}, measured = slot && slot.kind !== "cpu";
+  const lines = !slot ? [["state", "it is gone"]] : [
+    ["device", [slot.accelerator, slot.profile].filter(Boolean).join(" ") || slot.kind], ["uuid", slot.uuid],
+    ["state", slot.sick ? "sick, takes no tasks" : slot.going ? "goes after its task" : null], ["task", taskWords(slot) || "none"],
+    ["use", measured ? or(reading.utilization, percent) : null],
+    ["memory", measured ? (isKnown(reading.memory_total) ? `${or(reading.memory_used, gib)} of ${gib(reading.memory_total)}${slot.shared_by > 1 ? `, shared by ${slot.shared_by}` : ""}` : "not known") : null],
+    ["temperature", isKnown(reading.temperature) ? `${reading.temperature} °C (of the GPU)` : null], ["power", isKnown(reading.power) ? `${Math.round(reading.power)} W (of the GPU)` : null],
+  ];
+  const shown = lines.filter(([, value]) => value).map(([name, value]) => [name, ["use", "memory", "temperature", "power"].includes(name) && value !== "not known" ? value + mark() : value]);
+  if (facts.drawn !== JSON.stringify(shown)) facts.replaceChildren(...shown.flatMap(([name, value]) => [made("dt", {}, name), made("dd", {}, value)]));
+  facts.drawn = JSON.stringify(shown);
+  drawTasks(slot);
+  const points = past.get(chosen) || [];
+  by("charts").replaceChildren(...["use", "memory"].map((name) => [name, points.filter((point) => isKnown(point[name])).map((point) => ({ at: point.at, value: point[name] }))])
+    .filter(([, known]) => known.length > 1).map(([name, known]) => chart(name, known, 100, percent(known[known.length - 1].value))));
+}
+
+function drawTasks(slot) {
+  const keys = slot ? slot.tasks.map((task) => task.key).join("\n") : "", tasks = by("tasks");
+  if (tasks.keys !== keys) tasks.replaceChildren(...(slot ? slot.tasks : []).map((task) => made("div", {}, made("p"), made("button", { class: "log", type: "button", onclick: () => follow(nodeOf(slot.slot), task.key, task.name) }, `log of ${task.name}`))));
+  tasks.keys = keys;
+  (slot ? slot.tasks : []).forEach((task, number) => {
+    const told = [progressWords(task), task.progress ? task.progress.note : ""].filter(Boolean).join(": ");
+    write(tasks.children[number].firstChild, [[task.name, span(task.seconds)].filter(Boolean).join(", for "), told].filter(Boolean).join(": "));
+    const drawn = tasks.children[number].querySelector(".done"), done = share(task);
+    if (drawn) drawn.remove();
+    if (isKnown(done)) tasks.children[number].firstChild.after(bar(done));
+  });
+}
+
+function choose(slot) {
+  open();
+  chosen = slot;
+  draw();
+  by("slot-title").focus();
+}
+
+// Notes where the focus returns to.
+function open() {
+  if (!by("details").contains(document.activeElement)) opener = document.activeElement;
+}
+
+function close() {
+  chosen = followed = null;
+  hide("log", true);
+  draw();
+  if (opener && opener.isConnected) opener.focus();
+}
+
+function follow(node, task, words) {
+  open();
+  followed = { node, task };
+  hide("details", false);
+  hide("log", false);
+  write(by("log-title"), `Log of ${words}`);
+  write(by("log-text"), "");
+  by("log-title").focus();
+  readLog();
+}
+
+async function readLog() {
+  const mine = followed;
+  if (!mine || document.hidden) return;
+  const shown = by("log-text"), atEnd = shown.scrollTop + shown.clientHeight >= shown.scrollHeight - 8;
+  let text = "";
+  try {
+    text = (await asked(`/fleet/log?${new URLSearchParams({ node: mine.node, task: mine.task })}`)).text || (state.kept ? "Nothing of it is kept." : "Nothing was printed yet.");
+  } catch (error) {
+    text = error.message;
+  }
+  if (mine !== followed || shown.textContent === text) return;
+  shown.textContent = text;
+  if (atEnd) shown.scrollTop = shown.scrollHeight;
+}
+
+// The whole -----------------------------------------------------------------------------------------------------------
+
+function remember() {
+  const at = Date.now() / 1000, there = new Set();
+  for (const slot of everySlot()) {
+    const { utilization: use, memory_used: used, memory_total: total } = slot.reading, points = past.get(slot.slot) || [];
+    points.push({ at, use, memory: total && isKnown(used) ? (100 * used) / total : null });
+    if (points.length > KEPT) points.shift();
+    past.set(slot.slot, points);
+    there.add(slot.slot);
+  }
+  for (const slot of past.keys()) if (!there.has(slot)) past.delete(slot);
+}
+
+// Takes what is not drawn any more out of a map.
+function sweep(drawn) {
+  for (const [key, each] of drawn) if (each.current) each.current = false; else drawn.delete(key);
+}
+
+function draw() {
+  const slots = everySlot(), busy = slots.filter((slot) => slot.tasks.length).length;
+  document.title = state.kept ? `${state.fleet}: kept jobs` : `${state.fleet}: ${busy} of ${slots.length} slots busy`;
+  write(by("fleet"), state.fleet + mark());
+  write(by("facts"), state.kept ? `${state.kept.why}: what was kept of it ${moment(state.kept.at)}, in ${state.kept.where}` : [state.provider, `${state.nodes.length} node${state.nodes.length === 1 ? "" : "s"}`, state.price].filter(Boolean).join(" · "));
+  for (const id of ["figures", "nodes-part", "rates-part", "footer"]) hide(id, Boolean(state.kept));
+  if (!state.kept) {
+    put(by("nodes"), state.nodes.map(drawNode));
+    sweep(cards);
+    sweep(buttons);
+    if (!by("nodes").querySelector('[tabindex="0"]')) rove(by("nodes").querySelector("[data-slot]"));
+  }
+  drawChanges();
+  drawJobs();
+  drawDetails();
 }
 
 async function asked(path) {
@@ -24,191 +390,50 @@ async function asked(path) {
   return found;
 }
 
-const gib = (bytes) => `${(bytes / 2 ** 30).toFixed(1)} GiB`;
-const percent = (value) => `${Math.round(value)} %`;
-const moment = (seconds) => (seconds ? new Date(seconds * 1000).toLocaleString() : "");
-
-function span(seconds) {
-  if (seconds < 60) return `${Math.round(seconds)} s`;
-  if (seconds < 3600) return `${Math.round(seconds / 60)} min`;
-  return `${(seconds / 3600).toFixed(1)} h`;
-}
-
-function taskWords(slot) {
-  return slot.tasks.map((task) => `${task.name} ${span(task.seconds)}`).join(", ");
-}
-
-function slotButton(slot, grow) {
-  const words = taskWords(slot) || (slot.sick ? "sick" : slot.going ? "goes" : "idle");
-  const called = slot.profile || slot.kind;
-  const button = made("button", {
-    class: `slot ${slot.tone}${slot.going || slot.sick ? " going" : ""}`, type: "button", "data-slot": slot.slot, "aria-pressed": String(slot.slot === chosen),
-    title: `${slot.slot} ${called}: ${words}`, onclick: () => choose(slot.slot, true),
-  }, made("b", {}, called), made("span", {}, words));
-  button.style.flex = `${grow} 1 0`;
-  return button;
-}
-
-function free(units) {
-  const gap = made("span", { class: "free" });
-  gap.style.flex = `${units} 1 0`;
-  return gap;
-}
-
-function bar(gpu) {
-  const drawn = made("div", { class: "bar" });
-  let at = 0;
-  for (const slot of gpu.slots) {
-    const placed = gpu.units && slot.size;
-    if (placed && slot.start > at) drawn.append(free(slot.start - at));
-    drawn.append(slotButton(slot, placed ? slot.size : 1));
-    if (placed) at = Math.max(at, slot.start + slot.size);
-  }
-  if (gpu.units && at && at < gpu.units) drawn.append(free(gpu.units - at));
-  return drawn;
-}
-
-function nodeCard(node) {
-  const about = [node.machine, node.zone, node.head ? "head" : null].filter(Boolean).join(", ");
-  const card = made("article", { "data-node": node.name }, made("h3", {}, node.name, " ", made("span", { class: "pale" }, about)));
-  if (node.problem) card.append(made("p", { class: "bad" }, node.problem));
-  for (const gpu of node.gpus) {
-    const called = gpu.gpu === null || gpu.gpu === undefined ? "CPU" : `GPU ${gpu.gpu} ${gpu.accelerator || ""}`;
-    card.append(made("div", { class: "gpu" }, made("span", {}, called), bar(gpu)));
-  }
-  if (node.missing.length) card.append(made("p", { class: "pale" }, `not there: ${node.missing.join(", ")}`));
-  card.append(made("p", {}, made("button", { class: "log", type: "button", onclick: () => follow(node.name, "", `the runner of ${node.name}`) }, "log of the runner")));
-  return card;
-}
-
-function jobsTable() {
-  if (!state.jobs.length) return made("p", { class: "pale" }, "No jobs. skyinfra run --detach and pool.submit(..., detach=NAME) make them.");
-  const head = made("tr", {}, ...["Job", "Task", "State", "Slot", "Submitted", "Took", "Log"].map((name) => made("th", { scope: "col" }, name)));
-  const rows = state.jobs.map((job) => {
-    const took = job.started ? span((job.ended || Date.now() / 1000) - job.started) : "";
-    const node = (job.slot || "").replace(/\/[^/]*$/, "");
-    const log = job.slot ? made("button", { class: "log", type: "button", "data-job": job.name, onclick: () => follow(node, job.key, `the job ${job.name}`) }, `log of ${job.name}`) : "";
-    const words = job.problem ? `${job.state}: ${job.problem}` : job.state;
-    return made("tr", {}, ...[job.name, job.task, words, job.slot || "", moment(job.submitted), took, log].map((cell) => made("td", {}, cell)));
-  });
-  return made("div", { class: "scroll", tabindex: "0", role: "region", "aria-labelledby": "jobs-title" }, made("table", {}, made("thead", {}, head), made("tbody", {}, ...rows)));
-}
-
-function slotNamed(name) {
-  for (const node of state.nodes) for (const gpu of node.gpus) for (const slot of gpu.slots) if (slot.slot === name) return slot;
-  return null;
-}
-
-function chart(name, points, words) {
-  const first = points[0].at, width = Math.max(1, points[points.length - 1].at - first);
-  const line = points.map((point) => `${((point.at - first) / width) * 100},${30 - point.value * 0.28}`).join(" ");
-  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-  for (const [key, value] of Object.entries({ viewBox: "0 0 100 31", preserveAspectRatio: "none", role: "img", "aria-label": `${name}: ${words}` })) svg.setAttribute(key, value);
-  const drawn = document.createElementNS("http://www.w3.org/2000/svg", "polyline");
-  drawn.setAttribute("points", line);
-  svg.append(drawn);
-  return made("figure", {}, svg, made("figcaption", {}, `${name}: ${words}, of the last ${span(width)}`));
-}
-
-function showSlot() {
-  const slot = chosen && slotNamed(chosen);
-  by("slot").hidden = !chosen;
-  if (!chosen) return;
-  by("slot-title").textContent = `Slot ${chosen}`;
-  const facts = by("slot-facts"), charts = by("charts");
-  facts.replaceChildren();
-  charts.replaceChildren();
-  if (!slot) { facts.append(made("dt", {}, "state"), made("dd", {}, "it is gone")); return; }
-  const reading = slot.reading;
-  const rows = [
-    ["device", [slot.accelerator, slot.profile].filter(Boolean).join(" ") || slot.kind], ["uuid", slot.uuid], ["task", taskWords(slot) || "none"],
-    ["use", reading.utilization === null || reading.utilization === undefined ? null : percent(reading.utilization)],
-    ["memory", reading.memory_total ? `${gib(reading.memory_used || 0)} of ${gib(reading.memory_total)}` : null],
-    ["temperature", reading.temperature ? `${reading.temperature} °C (of the GPU)` : null], ["power", reading.power ? `${Math.round(reading.power)} W (of the GPU)` : null],
-  ];
-  for (const [name, value] of rows) if (value) facts.append(made("dt", {}, name), made("dd", {}, value));
-  for (const task of slot.tasks) {
-    const node = slot.slot.replace(/\/[^/]*$/, "");
-    facts.append(made("dt", {}, "log"), made("dd", {}, made("button", { class: "log", type: "button", onclick: () => follow(node, task.key, task.name) }, `log of ${task.name}`)));
-  }
-  const points = past.get(chosen) || [];
-  for (const name of ["use", "memory"]) {
-    const known = points.filter((point) => point[name] !== null).map((point) => ({ at: point.at, value: point[name] }));
-    if (known.length > 1) charts.append(chart(name, known, percent(known[known.length - 1].value)));
-  }
-}
-
-function choose(slot, asks) {
-  chosen = slot;
-  draw();
-  if (asks) by("slot-title").focus();
-}
-
-function remember() {
-  const at = Date.now() / 1000;
-  for (const node of state.nodes) for (const gpu of node.gpus) for (const slot of gpu.slots) {
-    const { utilization = null, memory_used: used = null, memory_total: total = null } = slot.reading;
-    const points = past.get(slot.slot) || [];
-    points.push({ at, use: utilization, memory: total && used !== null ? (100 * used) / total : null });
-    past.set(slot.slot, points.slice(-KEPT));
-  }
-}
-
-function draw() {
-  const focused = document.activeElement && document.activeElement.dataset ? document.activeElement.dataset.slot : null;
-  const slots = state.nodes.flatMap((node) => node.gpus.flatMap((gpu) => gpu.slots));
-  const busy = slots.filter((slot) => slot.tasks.length).length;
-  document.title = `${state.fleet}: ${busy} of ${slots.length} slots busy`;
-  by("fleet").textContent = state.fleet + (state.simulated ? " (simulated)" : "");
-  by("facts").textContent = [state.provider, `${state.nodes.length} nodes`, `${busy} of ${slots.length} slots busy`, state.price].filter(Boolean).join(" · ");
-  by("nodes").replaceChildren(...state.nodes.map((node) => nodeCard(node)));
-  by("jobs").replaceChildren(jobsTable());
-  by("changes").hidden = !state.changes.length;
-  by("changes-list").replaceChildren(...state.changes.map((each) => made("li", {}, `${moment(each.at)}: ${each.node} GPU ${each.gpu} became ${each.layout}: ${each.why}`)));
-  showSlot();
-  const again = focused && document.querySelector(`[data-slot="${CSS.escape(focused)}"]`);
-  if (again) again.focus();
-}
-
-function say(problem) {
-  by("problem").hidden = !problem;
-  by("problem").textContent = problem || "";
-}
-
 async function look() {
+  if (document.hidden) { waits = true; return; }
+  const began = performance.now();
   try {
     state = await asked("/fleet/state");
     remember();
     draw();
-    say("");
+    if (!state.kept) drawFigures();
+    hide("problem", true);
   } catch (error) {
-    say(`The fleet does not answer: ${error.message}. What is shown is what it said last.`);
+    hide("problem", false);
+    write(by("problem"), `The fleet does not answer: ${error.message}${state ? " What is shown is what it said last." : ""}`);
   }
-  setTimeout(look, LOOK_MS);
+  // A slow fleet is asked less often. What is kept does not change.
+  clearTimeout(next);
+  if (!state || !state.kept) next = setTimeout(look, Math.max(LOOK_MS, 4 * (performance.now() - began)));
 }
 
-function follow(node, task, words) {
-  followed = { node, task };
-  by("log").hidden = false;
-  by("log-title").textContent = `Log of ${words}`;
-  by("log-text").textContent = "";
-  by("log-title").focus();
-  readLog();
+// Keys ----------------------------------------------------------------------------------------------------------------
+
+// One slot is reached by the tabulator, the others by arrow keys.
+function rove(button) {
+  for (const each of by("nodes").querySelectorAll('[tabindex="0"]')) each.tabIndex = -1;
+  if (button) button.tabIndex = 0;
 }
 
-async function readLog() {
-  const mine = followed;
-  if (!mine) return;
-  const shown = by("log-text");
-  const atEnd = shown.scrollTop + shown.clientHeight >= shown.scrollHeight - 8;
-  try {
-    const found = await asked(`/fleet/log?${new URLSearchParams(mine)}`);
-    if (mine === followed) shown.textContent = found.text || "Nothing was printed yet.";
-  } catch (error) {
-    if (mine === followed) shown.textContent = error.message;
-  }
-  if (atEnd) shown.scrollTop = shown.scrollHeight;
+function neighbour(from, key) {
+  const all = [...by("nodes").querySelectorAll("[data-slot]")], at = all.indexOf(from);
+  if (key === "Home" || key === "End") return all.at(key === "Home" ? 0 : -1);
+  if (key === "ArrowLeft" || key === "ArrowRight") return all[at + (key === "ArrowLeft" ? -1 : 1)];
+  const bars = [...by("nodes").querySelectorAll(".bar")], next = bars[bars.indexOf(from.parentElement) + (key === "ArrowUp" ? -1 : 1)];
+  const middle = (each) => each.getBoundingClientRect().left + each.getBoundingClientRect().width / 2;
+  return next && [...next.querySelectorAll("[data-slot]")].sort((one, other) => Math.abs(middle(one) - middle(from)) - Math.abs(middle(other) - middle(from)))[0];
 }
 
-setInterval(readLog, LOG_MS);
+by("nodes").addEventListener("keydown", (event) => {
+  if (!event.target.dataset.slot || !/^(Arrow(Left|Right|Up|Down)|Home|End)$/.test(event.key)) return;
+  event.preventDefault();
+  const next = neighbour(event.target, event.key);
+  if (next) next.focus();
+});
+by("nodes").addEventListener("focusin", (event) => { if (event.target.dataset.slot) rove(event.target); });
+document.addEventListener("keydown", (event) => { if (event.key === "Escape" && state && (chosen || followed)) close(); });
+document.addEventListener("visibilitychange", () => { if (waits && !document.hidden) { waits = false; look(); } });
+by("close").addEventListener("click", close);
+setInterval(() => { if (state && !state.kept) readLog(); }, LOG_MS);
 look();

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from skyinfra.errors import InvalidManifest
 from skyinfra.protocol import _schema
+from skyinfra.protocol._schema import SlotName
 from skyinfra.protocol.instance import InstanceInfo
 
 
@@ -48,6 +49,51 @@ class TaskRecord(_schema.Document, error=InvalidManifest, source="record"):
     slot_profile: str | None = None
     slot_memory_gb: float | None = None
     figures: Figures | None = None
+
+
+@dataclass(frozen=True)
+class Progress(_schema.Document, error=InvalidManifest, source="progress"):
+    """The progress of a running task, as it reported it last by `sky.progress`.
+
+    done: of *total* steps; None where that number is not known.
+    """
+
+    done: float
+    total: float | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class SlotReport(_schema.Document, error=InvalidManifest, source="report"):
+    """A part of each heartbeat of a worker, under `REPORT`.
+
+    ended: the number of tasks that ended in its process. progress: of the task that runs; None where it reports none.
+    """
+
+    ended: int
+    progress: Progress | None = None
+
+
+# The metric of Dask's worker that is its `SlotReport`.
+REPORT = "skyinfra-report"
+
+
+@dataclass(frozen=True)
+class FleetWork(_schema.Document, error=InvalidManifest, source="work"):
+    """The work of a fleet, as its head counts it.
+
+    seconds: since the head began. waiting: tasks that clients have sent and no slot has begun; what they hold back the
+    head does not know. period: seconds. waited, ended: how many tasks waited at the end of each period of the last
+    hour, and ended within it, the oldest first; None in ``ended`` where a worker of an earlier version did not count.
+    progress: of the tasks that report it, by slot.
+    """
+
+    seconds: float
+    waiting: int
+    period: float
+    waited: tuple[int, ...] = ()
+    ended: tuple[int | None, ...] = ()
+    progress: dict[SlotName, Progress] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 from skyinfra.protocol.fleet import FleetLayout
 from skyinfra.protocol.gang import Candidates, GangState
 from skyinfra.protocol.jobs import JobInfo, Submission, Written
-from skyinfra.protocol.readings import TaskRecord
+from skyinfra.protocol.readings import FleetWork, TaskRecord
 from skyinfra.protocol.rpc import Envelope, call
 
 
@@ -33,6 +33,8 @@ def running() -> dict[str, list[tuple[str, str, float]]]: ...
 def wait_inside(*, slots: list[str]) -> list[str]: ...
 @call(read_only=True)
 def records() -> list[TaskRecord]: ...
+@call(read_only=True)
+def work() -> FleetWork: ...
 @call()
 def forget_topic(*, topic: str) -> None: ...
 @call(read_only=True)

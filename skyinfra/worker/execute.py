@@ -37,6 +37,7 @@ from skyinfra.node import faults
 from skyinfra.program import main as program
 from skyinfra.protocol import failures, instance, jobs
 from skyinfra.protocol.calls import ENDED, GIVEN_BACK, ITEM, SMALL_OUTCOME, Ending, Header, Item, Outcome
+from skyinfra.protocol.readings import SlotReport
 from skyinfra.worker import (
     attempts,
     cancellation,
@@ -57,6 +58,9 @@ F = TypeVar("F")
 _LONGEST_S = 0.05
 # A chunk sends its outcomes when they are so many bytes, and at its end.
 _MOST_BYTES = 64 * 1024
+
+# The number of tasks that have ended in this process.
+_ended = 0
 
 # Header and pickled call of a task.
 Row = tuple[bytes, bytes]
@@ -111,6 +115,7 @@ def run(header: bytes, call: bytes) -> Outcome | list[tuple[str, Outcome]] | byt
     if task.whole:
         carried.begin(task.key)
     outcome = _execute(task, call, report, say if task.echo else None, sender)
+    _count()
     faults.settle(worker)
     if task.whole:
         ending = Ending.of(outcome).dumps()
@@ -122,6 +127,16 @@ def run(header: bytes, call: bytes) -> Outcome | list[tuple[str, Outcome]] | byt
     if task.topic and len(data := pickle.dumps(outcome)) <= SMALL_OUTCOME:
         report("outcome", task.key, data)
     return outcome
+
+
+def slot_report() -> SlotReport:
+    """Returns what this process tells the head of its tasks with each heartbeat."""
+    return SlotReport(_ended, streaming.last_progress())
+
+
+def _count() -> None:
+    global _ended
+    _ended += 1
 
 
 def _execute(
@@ -325,6 +340,7 @@ class _Chunk:
             return self._rows.popleft() if self._rows else None
 
     def _end(self, outcome: Outcome, file: str | None) -> None:
+        _count()
         if file is not None and output.written(file):
             with streaming.cutting():
                 output.cut(file, self._now.key)

@@ -31,6 +31,7 @@ from skyinfra.errors import NotSupported
 from skyinfra.node import children, faults, shares
 from skyinfra.protocol import calls, services
 from skyinfra.protocol.instance import GPU_MEMORY, NODE_DIRECTORY, STARTUP_KEY, VARIABLE, InstanceInfo
+from skyinfra.protocol.readings import REPORT
 from skyinfra.worker import attempts, cancellation, output, secrets, stateful
 
 logger = logging.getLogger("skyinfra.runner")
@@ -100,12 +101,13 @@ class SlotWorker(Worker):  # type: ignore[misc]
         if packages.is_dir():
             sys.path.insert(0, str(packages))
         # A process that would fail its tasks does not become a slot; the runner starts others.
-        importlib.import_module("skyinfra.worker.execute")
+        execute = importlib.import_module("skyinfra.worker.execute")
         if (wrong := faults.check()) is not None:
             raise wrong
         executors = {"default": main_thread.EXECUTOR}
         plugins = [_AbandonedTasks(), _FailedCalls()]
-        super().__init__(*arguments, plugins=plugins, executor=executors, **keywords)
+        metrics = {REPORT: lambda worker: execute.slot_report().to_json()}
+        super().__init__(*arguments, plugins=plugins, executor=executors, metrics=metrics, **keywords)
         # It counts for the dashboard, and fails where a worker registers again.
         self.extensions.pop("spans", None)
         self.handlers.update([services.drain.by(self.drain), services.doubt.by(self.doubt)])

@@ -30,7 +30,7 @@ from skyinfra.protocol.calls import BESIDE, FETCH, PLACE
 from skyinfra.protocol.jobs import Written
 from skyinfra.protocol.shortage import STREAM
 from skyinfra.worker import cancellation, inputs, secrets, shortage
-from skyinfra.worker.streaming import Lines
+from skyinfra.worker.streaming import Lines, note_progress
 from skyinfra.worker.task_folder import new_folder
 
 # Lines within that time are sent together.
@@ -226,9 +226,8 @@ def stream(process: subprocess.Popen[bytes], topic: str, run_id: str) -> str | N
     flushed = time.monotonic()
     with selectors.DefaultSelector() as selector:
         for stream, file in (("stdout", process.stdout), ("stderr", process.stderr)):
-            selector.register(
-                cast(BinaryIO, file), selectors.EVENT_READ, (stream, Lines(), masker.stream(), Bars(every_s=_BAR_S))
-            )
+            state = stream, Lines(), masker.stream(), Bars(note_progress, _BAR_S)
+            selector.register(cast(BinaryIO, file), selectors.EVENT_READ, state)
         while selector.get_map():
             ready = selector.select(timeout=_FLUSH_S if pending else _ENDED_S)
             if not ready and not pending and process.poll() is not None:

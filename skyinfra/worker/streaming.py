@@ -25,6 +25,7 @@ from skyinfra.errors import SkyinfraError
 from skyinfra.program.bars import Bars
 from skyinfra.protocol import instance
 from skyinfra.protocol.calls import MOST_ITEMS
+from skyinfra.protocol.readings import Progress
 from skyinfra.worker import attempts, output
 from skyinfra.worker.secrets import Masker
 
@@ -40,6 +41,8 @@ _MOST = 32 * 1024
 _FIRST = 8 * 1024
 # Seconds between two messages of `progress`, which may be called at every step.
 _PROGRESS_S = 0.2
+# Characters of a note that heartbeats carry.
+_NOTE = 200
 # Of items that the client has not taken, at most so many bytes.
 _MOST_ITEM_BYTES = 64 * 2**20
 # What the client says may be lost with its connection. The last item is sent again that often: the client answers.
@@ -131,6 +134,9 @@ _watcher: threading.Thread | None = None
 _send: Send | None = None
 _masker: Masker | None = None
 _sent_at = 0.0
+# Whether a task runs, and what it reported of its progress last.
+_runs = False
+_last_progress: Progress | None = None
 # How much of an output an earlier start of its task has printed, and was sent.
 _begins: dict[str, int] = {}
 
@@ -150,23 +156,24 @@ def sending_output(
 
     *key*: returns that of the task that prints. *masker*: of the secrets of the task, for what `progress` sends.
     """
-    global _masker, _send, _tail, _sent_at, _watcher
-    if send is None:
-        yield
-        return
-    tail = _Tail(file, lambda lines: send("output", lines), key) if file is not None else None
+    global _masker, _runs, _send, _tail, _sent_at, _last_progress, _watcher
+    tail = None
+    if (say := send) is not None and file is not None:
+        tail = _Tail(file, lambda lines: say("output", lines), key)
     with _changed:
-        _send, _tail, _sent_at, _masker = send, tail, 0.0, masker
-        if _watcher is None:
+        _runs, _send, _tail, _sent_at, _masker, _last_progress = True, send, tail, 0.0, masker, None
+        if tail is not None and _watcher is None:
             _watcher = threading.Thread(target=_watch, name="skyinfra-output", daemon=True)
             _watcher.start()
         _changed.notify()
     try:
         yield
     finally:
-        output.flush()
+        if send is not None:
+            output.flush()
         with _changed:
-            _send = _tail = _masker = None
+            _send = _tail = _masker = _last_progress = None
+            _runs = False
             if tail is not None:
                 tail.advance(final=True)
 
@@ -185,17 +192,32 @@ def send_rest(key: str, folder: Path, send: Send | None, death: Death | None) ->
 
 
 def progress(done: float, total: float | None = None, note: str = "") -> None:
-    """Tells the client of this task its progress: *done* of *total* steps. Does nothing outside of a task.
+    """Tells the client of this task its progress, and the fleet page: *done* of *total* steps. Does nothing outside of
+    a task.
 
     It may be called at every step: it costs some microseconds, and sends five messages a second at most.
     """
     global _sent_at
     send, now = _send, time.monotonic()
-    if send is not None and (now - _sent_at >= _PROGRESS_S or done == total):
+    if _runs and (now - _sent_at >= _PROGRESS_S or done == total):
         _sent_at = now
         # Numbers of arrays are no data: the head reads nothing else.
         said = _masker.text(str(note)) if _masker is not None else str(note)
-        send("progress", [float(done), None if total is None else float(total), said])
+        note_progress(done, total, said)
+        if send is not None:
+            send("progress", [float(done), None if total is None else float(total), said])
+
+
+def note_progress(done: float, total: float | None, note: str) -> None:
+    """Notes the progress of the running task for who asks its head; its client hears of it otherwise."""
+    global _last_progress
+    if _runs:
+        _last_progress = Progress(float(done), None if total is None else float(total), note[:_NOTE])
+
+
+def last_progress() -> Progress | None:
+    """Returns the progress that the running task reported last; None where it reported none."""
+    return _last_progress
 
 
 @contextlib.contextmanager
@@ -272,9 +294,10 @@ def _watch() -> None:
 
 def _forget() -> None:
     """Resets a forked process: it has no watcher thread, and its parent sends the lines."""
-    global _changed, _masker, _send, _tail, _watcher
+    global _changed, _masker, _runs, _send, _tail, _last_progress, _watcher
     _changed = threading.Condition()
-    _masker = _send = _tail = _watcher = None
+    _masker = _send = _tail = _last_progress = _watcher = None
+    _runs = False
 
 
 os.register_at_fork(after_in_child=_forget)

@@ -184,6 +184,29 @@ def test_how_far_a_task_is_arrives(fleet, monkeypatch):
     assert len(told) < 20, "it is told now and then only"
 
 
+@sky.compute
+def step_and_wait(gate: str) -> None:
+    sky.progress(37, 100, "x" * 500)
+    while not os.path.exists(gate):  # noqa: PTH110 - a task's code
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("echo", [True, False])
+def test_how_far_a_task_is_can_be_asked(fleet, tmp_path, wait_until, echo):
+    """Also where its client does not want to hear of it, as that of a job."""
+    gate = tmp_path / "gate"
+    with open_pool(fleet.manifest, output=echo, progress=echo) as pool:
+        wait_until(lambda: not pool.work().progress)
+        future = pool.submit(step_and_wait, str(gate))
+        wait_until(lambda: pool.work().progress)
+        [(slot, told)] = pool.work().progress.items()
+        assert slot in {each.slot for each in pool.slots()}
+        assert (told.done, told.total, told.note) == (37, 100, "x" * 200)
+        gate.touch()
+        future.result()
+        wait_until(lambda: not pool.work().progress)
+
+
 def test_lines_say_how_far_a_map_is_where_nobody_watches(fleet, monkeypatch, capfd):
     monkeypatch.setattr(watching, "_LINE_EVERY_S", 0.0)
     with open_pool(fleet.manifest) as pool:

@@ -90,6 +90,27 @@ def test_lines_arrive_while_the_script_runs(run, tmp_path, pool):
     assert seen == ["first"]
 
 
+def test_how_far_its_bar_is_can_be_asked(run, tmp_path, pool, wait_until):
+    """The fleet page shows it."""
+    path, gate = tmp_path / "bar.py", tmp_path / "gate"
+    # A bar is a line once the next one begins.
+    bars = "".join(f"\r{n:3}%|###       | {n}/100 [00:03<00:06, 10.0it/s]" for n in (37, 38))
+    path.write_text(
+        "import pathlib, sys, time\nprint('begins', flush=True)\n"
+        f"print({bars!r}, file=sys.stderr, end='', flush=True)\n"
+        f"while not pathlib.Path({str(gate)!r}).exists(): time.sleep(0.01)\n"
+    )
+
+    def look(_, text):
+        if text == "begins":
+            wait_until(lambda: pool.work().progress)
+            [told] = pool.work().progress.values()
+            assert (told.done, told.total, told.note) == (37, 100, "10.0it/s")
+            gate.touch()
+
+    assert run_script(pool, path, on_line=look) == 0
+
+
 def ended(pid: str) -> bool:
     """Whether the process is gone, or a zombie that nobody has waited for yet."""
     try:

@@ -12,9 +12,9 @@ from local_fleets.running_node import BIG, RunningNode, h100, until
 from tasks_on_nodes.jobs import add
 
 from skyinfra.head import records
-from skyinfra.head.records import Records
+from skyinfra.head.records import PERIOD_S, Records
 from skyinfra.protocol.instance import STARTUP_KEY, InstanceInfo
-from skyinfra.protocol.readings import TaskRecord
+from skyinfra.protocol.readings import REPORT, Progress, SlotReport, TaskRecord
 from skyinfra.tasks import Task
 
 MakeNode = Callable[..., RunningNode]
@@ -25,7 +25,8 @@ class Head:
     """A scheduler with one slot, as far as records look at it."""
 
     def __init__(self) -> None:
-        self.worker = SimpleNamespace(extra={STARTUP_KEY: SLOT.to_json()})
+        self.worker = SimpleNamespace(name=SLOT.slot, extra={STARTUP_KEY: SLOT.to_json()}, metrics={}, processing=[])
+        self.workers = {"tls://n1:1": self.worker}
         self.tasks: dict[str, SimpleNamespace] = {}
         self.records = Records(self)  # type: ignore[arg-type]
 
@@ -128,6 +129,41 @@ def test_what_never_ran_or_ran_elsewhere_leaves_nothing(clock: list[float]) -> N
     head.end("other-1")
     assert head.records.records() == []
     assert not head.records._came and not head.records._sent
+
+
+def test_how_many_wait_and_ended(clock: list[float]) -> None:
+    """The workers count what ended: short tasks travel several in a message, which is one task to the head."""
+    head = Head()
+    head.worker.metrics[REPORT] = SlotReport(5).to_json()
+    head.records.count()
+    for key in ("a-1", "b-1", "c-1"):
+        head.come(key)
+    head.send("a-1")
+    head.send("b-1")  # behind it
+    assert head.records.work().waiting == 2
+    head.worker.metrics[REPORT] = SlotReport(69, Progress(3, 4, "x")).to_json()
+    head.worker.processing.append("a-1")
+    head.records.count()
+    clock[0] = 1020
+    work = head.records.work()
+    assert (work.seconds, work.waited, work.ended) == (20, (0, 2), (5, 64))
+    assert work.progress == {"n1/1": Progress(3, 4, "x")}
+    head.worker.processing.clear()
+    assert head.records.work().progress == {}, "what it told was of a task that has ended"
+    # Another process, which counts from the begin, and one of an earlier version, which does not count.
+    head.workers["tls://n1:2"] = head.workers.pop("tls://n1:1")
+    head.worker.metrics[REPORT] = SlotReport(2).to_json()
+    head.records.count()
+    head.worker.metrics[REPORT] = {"ended": "many"}
+    head.records.count()
+    assert head.records.work().ended[2:] == (2, None)
+
+
+def test_the_work_of_an_hour_is_kept(clock: list[float]) -> None:
+    head = Head()
+    for _ in range(400):
+        head.records.count()
+    assert len(head.records.work().waited) * PERIOD_S == 3600
 
 
 def test_the_last_ones_are_kept(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -12,17 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import ROOT, missing
+from front_ends.browser import PATIENCE_MS, findings
+from support import missing
 from terraform_projects.commands import copy_quickstart, skyinfra, until
 
 import skyinfra as sky
 from tools import site
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("fleet-page")]
-
-TOOLS = ROOT / "build" / "browser"
-AXE = ROOT / "tests" / "npm" / "node_modules" / "axe-core" / "axe.min.js"
-PATIENCE_MS = 60_000
 
 
 @sky.compute
@@ -31,22 +26,8 @@ def speak() -> None:
 
     for number in range(600):
         print("line", number, "<b>bold</b>", flush=True)
+        sky.progress(number + 1, 600, "<i>note</i>")
         time.sleep(0.5)
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    program = shutil.which("chromium")
-    if program is None or not TOOLS.is_dir():
-        missing("Chromium with Playwright (`make browser`)")
-    sys.path.insert(0, os.fspath(TOOLS))
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-    sys.path.remove(os.fspath(TOOLS))
 
 
 @pytest.fixture(scope="module")
@@ -55,15 +36,6 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     skyinfra(folder, "deploy", "--auto-approve")
     yield folder
     skyinfra(folder, "destroy", "--auto-approve")
-
-
-def serious(page: Any) -> list[str]:
-    """Returns the serious findings of axe on the page."""
-    if not AXE.is_file():
-        missing("axe-core, of tests/npm,")
-    page.add_script_tag(path=os.fspath(AXE))
-    found = page.evaluate("async () => (await axe.run()).violations")
-    return [f"{each['id']}: {each['help']}" for each in found if each["impact"] in ("serious", "critical")]
 
 
 def test_open_drill_into_a_slot_follow_a_log_see_a_layout_change(
@@ -86,12 +58,15 @@ def test_open_drill_into_a_slot_follow_a_log_see_a_layout_change(
 
         busy.click()
         assert page.locator("#slot-title").inner_text().startswith("Slot mig-")
-        page.locator("#slot-facts button", has_text="log of").click()
+        page.locator("#tasks button", has_text="log of").click()
         page.wait_for_function(
             "document.getElementById('log-text').textContent.includes('line 0')", timeout=PATIENCE_MS
         )
         grown = "n => document.getElementById('log-text').textContent.split('\\n').length > n"
         page.wait_for_function(grown, arg=page.locator("#log-text").inner_text().count("\n") + 2, timeout=PATIENCE_MS)
+        # As far as it is: of the heartbeat of its worker.
+        page.wait_for_selector("#tasks :text('of 600: <i>note</i>')", timeout=PATIENCE_MS)
+        assert busy.locator(".done i").evaluate("drawn => parseFloat(drawn.style.width) > 0")
         # What a task prints stays text.
         assert page.locator("#log-text b").count() == 0
         assert "<b>bold</b>" in page.locator("#log-text").inner_text()
@@ -100,7 +75,7 @@ def test_open_drill_into_a_slot_follow_a_log_see_a_layout_change(
             for scheme in ("light", "dark"):
                 page.set_viewport_size({"width": width, "height": 1000})
                 page.emulate_media(color_scheme=scheme)
-                assert serious(page) == []
+                assert findings(page) == []
                 assert page.evaluate("document.documentElement.scrollWidth") <= width
                 folder = Path(os.environ.get("SKYINFRA_SCREENSHOTS", tmp_path))
                 page.screenshot(path=os.fspath(folder / f"fleet-{width}-{scheme}.png"), full_page=True)
@@ -111,6 +86,7 @@ def test_open_drill_into_a_slot_follow_a_log_see_a_layout_change(
         skyinfra(project, "deploy", "--auto-approve")
         page.wait_for_function("document.querySelectorAll('[data-slot]').length === 6", timeout=PATIENCE_MS)
         assert set(page.locator("[data-slot] b").all_inner_texts()) == {"2g.20gb"}
+        assert "3g.40gb, 3g.40gb became 2g.20gb, 2g.20gb, 2g.20gb" in page.locator("#seen").inner_text()
         assert wrong == []
         context.close()
 
@@ -162,6 +138,6 @@ def test_the_documents_can_be_read_by_everyone(chromium: Any, tmp_path: Path) ->
             page = context.new_page()
             for name in pages:
                 page.goto((tmp_path / "site" / f"{name}.html").as_uri())
-                assert serious(page) == [], (name, width, scheme)
+                assert findings(page, "serious", "critical") == [], (name, width, scheme)
                 assert page.evaluate("document.documentElement.scrollWidth") <= width
             context.close()

@@ -30,7 +30,7 @@ from skyinfra.client import open_questions
 from skyinfra.deploy.fleet_status import fleet_status
 from skyinfra.errors.printable import LONGEST, printable, program_output, undressed
 from skyinfra.notebook import pictures
-from skyinfra.protocol import questions, services
+from skyinfra.protocol import questions, readings, services
 from skyinfra.protocol.fleet import STATE_VERSION
 from skyinfra.protocol.instance import STARTUP_KEY, InstanceInfo
 from skyinfra.protocol.manifest import Manifest
@@ -117,6 +117,9 @@ def hostile(text: str, outcome: bytes = b"") -> Head:
     state |= {"failed": {"n0": {"step": text, "error": text, "lines": [text]}}, "leaving": {"n0": text}}
     answers: dict[str, Any] = {
         services.running.name: {"n0/0": [(text, text, 1.0)]},
+        services.work.name: readings.FleetWork(
+            1.0, 0, 10.0, progress={"n0/0": readings.Progress(1, 2, text)}
+        ).to_json(),
         services.job_list.name: [job(text)],
         services.job_wait.name: job(text),
         services.job_cancel.name: True,
@@ -328,7 +331,7 @@ def test_pages_and_notebooks(heads: Callable[[Head], Manifest]) -> None:
     hidden = re.compile(OBEYED.pattern + "|\x1b")
     with open_questions(heads(hostile(HOSTILE))) as asked:
         for path, query in ((page.PATH + "/state", {}), (page.PATH + "/log", {"node": ["n0"], "task": ["k"]})):
-            answer = page.answer(asked, path, query)
+            answer = page.answer(page.LiveFleet(asked), path, query)
             assert answer.status == 200 and b"title" in answer.body
             for text in texts(json.loads(answer.body)):
                 assert hidden.search(text) is None

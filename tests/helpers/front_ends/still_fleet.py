@@ -1,0 +1,109 @@
+"""A fleet for the fleet page that stands still: its slots, tasks, readings and jobs are those that a test gives it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from skyinfra.errors import NodeError
+from skyinfra.protocol.fleet import STATE_VERSION, FleetState
+from skyinfra.protocol.instance import InstanceInfo
+from skyinfra.protocol.jobs import JobInfo
+from skyinfra.protocol.manifest import VERSION, Endpoint, Manifest, ManifestNode
+from skyinfra.protocol.readings import FleetWork, SlotReading
+from skyinfra.submission.fleet import RunningTask
+from skyinfra.submission.snapshot import Snapshot
+
+# Placement units of an H100, and the size of profiles in them.
+UNITS = 8
+SIZES = {"1g.10gb": 1, "2g.20gb": 2, "3g.40gb": 4, "7g.80gb": 8}
+HALVES = ("3g.40gb", "3g.40gb")
+
+
+def slots_of(node: str, layouts: Sequence[Sequence[str]], *, simulated: bool = False) -> list[InstanceInfo]:
+    """Returns the slots of a node whose GPUs have these profiles."""
+    found: list[InstanceInfo] = []
+    for gpu, layout in enumerate(layouts):
+        start = 0
+        for profile in layout:
+            index, size = len(found), SIZES[profile]
+            place = {"start": start, "size": size, "units": UNITS, "gpu": gpu, "simulated": simulated}
+            uuid = f"MIG-{node}-{gpu}-{start}-{profile}"
+            found.append(
+                InstanceInfo(
+                    node,
+                    index,
+                    f"{node}/{index}",
+                    "partition",
+                    "demo/mig",
+                    profile,
+                    "H100",
+                    uuid=uuid,
+                    visible=("CUDA_VISIBLE_DEVICES", uuid),
+                    memory_gb=10.0 * size,
+                    **place,  # type: ignore[arg-type]
+                )
+            )
+            start += size
+    return found
+
+
+def job_of(number: int, **given: Any) -> JobInfo:
+    """Returns a job, the later the larger its *number*."""
+    known = {"submitted": 1_000_000.0 + number, "state": "done", **given}
+    return JobInfo(f"job-{number}", f"{number:032x}", "train", "function", "me@here", 0, **known)
+
+
+@dataclass
+class StillFleet:
+    """What the page asks, see `skyinfra.page.Asked`. answers: of a node to the question for its readings, else those
+    of *readings*, by slot. logs: by the key of a task, or the name of a node."""
+
+    slots: list[InstanceInfo] = field(default_factory=lambda: slots_of("n1", [HALVES]))
+    draining: list[InstanceInfo] = field(default_factory=list)
+    promised: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    tasks: dict[str, list[RunningTask]] = field(default_factory=dict)
+    readings: dict[str, SlotReading] = field(default_factory=dict)
+    answers: dict[str, NodeError] = field(default_factory=dict)
+    kept_jobs: list[JobInfo] = field(default_factory=list)
+    counted: FleetWork | None = None
+    logs: dict[str, str] = field(default_factory=dict)
+    simulated: bool = False
+    asked: list[str] = field(default_factory=list)
+
+    @property
+    def manifest(self) -> Manifest:
+        nodes = tuple(ManifestNode(name, name, "10.0.0.1", head=not at) for at, name in enumerate(self.node_names()))
+        endpoint = Endpoint("10.0.0.1", 8786)
+        return Manifest(VERSION, "demo", "mig", "aws", endpoint, nodes, (), "s" * 32, simulated=self.simulated)
+
+    def node_names(self) -> list[str]:
+        return list(dict.fromkeys(slot.node for slot in (*self.slots, *self.draining)))
+
+    def look(self) -> Snapshot:
+        state = FleetState(STATE_VERSION, self.promised)
+        return Snapshot(tuple(self.slots), tuple(self.draining), state)
+
+    def running(self) -> Mapping[str, Sequence[RunningTask]]:
+        return self.tasks
+
+    def jobs(self) -> list[JobInfo]:
+        return list(self.kept_jobs)
+
+    def work(self) -> FleetWork | None:
+        return self.counted
+
+    def ask(self, node: str, question: str, *, wait_s: float = 0.0, **arguments: Any) -> Any:
+        self.asked.append(f"{question} {node}")
+        found = self.logs.get(arguments["task"] or node)
+        if found is None:
+            raise NodeError(f"{node} does not answer")
+        return {"text": found, "offset": len(found)}
+
+    def ask_all(self, nodes: Iterable[str], question: str, *, wait_s: float = 0.0, **arguments: Any) -> dict[str, Any]:
+        return {node: self.answers.get(node) or [each.to_json() for each in self._readings(node)] for node in nodes}
+
+    def _readings(self, node: str) -> list[SlotReading]:
+        here = [slot for slot in (*self.slots, *self.draining) if slot.node == node]
+        return [replace(self.readings.get(slot.slot, SlotReading(slot)), slot=slot) for slot in here]

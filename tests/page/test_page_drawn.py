@@ -1,0 +1,353 @@
+"""The fleet page as it is drawn, of a fleet that stands still. What users of such pages complained of elsewhere stands
+beside each test."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from front_ends.browser import PATIENCE_MS, Shown, findings, shown
+from front_ends.still_fleet import HALVES, StillFleet, job_of, slots_of
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from skyinfra.errors import NodeError
+from skyinfra.page import KeptFleet, LiveFleet
+from skyinfra.protocol.readings import Figures, FleetWork, Progress, SlotReading
+from skyinfra.submission.fleet import RunningTask
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("fleet-page")]
+
+GIB = 2**30
+
+
+def busy_fleet() -> StillFleet:
+    """A fleet with something of everything."""
+    slots = [*slots_of("n1", [HALVES, ("1g.10gb",) * 3]), *slots_of("n2", [("7g.80gb",), ("2g.20gb", "1g.10gb")])]
+    work = FleetWork(7200.0, 3, 10.0, (0, 1, 2) * 60, (4, 5, 6) * 60, {"n1/0": Progress(37, 100, "loss 0.31")})
+    tasks = {"n1/0": [RunningTask("train-1", "train", 61.0)], "n2/0": [RunningTask("serve-1", "serve", 7300.0)]}
+    readings = {"n1/0": SlotReading(slots[0], 91.0, 20 * GIB, 40 * GIB, 61, 402.0)}
+    jobs = [job_of(1, slot="n1/0", started=1_000_010.0, ended=1_000_190.0, figures=Figures(5, 10, 3 * GIB, 7200.0))]
+    jobs += [job_of(2, state="running", slot="n1/0", started=1_000_100.0), job_of(3, state="queued")]
+    logs = {"train-1": "epoch 1\nepoch 2\n", jobs[0].key: "all done\n", jobs[1].key: "step 3\n", "n1": "runner began\n"}
+    return StillFleet(
+        slots, draining=[], tasks=tasks, readings=readings, kept_jobs=jobs, counted=work, logs=logs,
+        promised={"n1": tuple(f"n1/{number}" for number in range(6))},
+    )  # fmt: skip
+
+
+def test_a_person_goes_from_a_partition_to_its_task_and_log(chromium: Any) -> None:
+    with shown(chromium, LiveFleet(busy_fleet(), "2 p5.48xlarge in us-east-1", 98.32)) as found:
+        page = found.page
+        assert page.locator("[data-slot]").count() == 8
+        for words in ("2 of 8", "3", "$98.32 per hour", "about $196.64", "since its head began, 2.0 h ago", "30"):
+            assert words in page.locator("#numbers").inner_text()
+        slot = page.locator("[data-slot='n1/0']")
+        assert "train 1 min 37 %" in slot.inner_text()
+        assert slot.locator(".done i").evaluate("drawn => drawn.style.width") == "37%"
+        assert page.locator("[data-slot='n2/0'] .done").count() == 0, "it tells no progress"
+        assert "to come: n1/5" in page.locator("[data-node=n1]").inner_text()
+        slot.click()
+        facts = page.locator("#slot").inner_text()
+        for words in ("91 %", "20.0 GiB of 40.0 GiB", "61 °C", "402 W", "37 of 100: loss 0.31"):
+            assert words in facts
+        page.locator("#tasks button", has_text="log of train").click()
+        page.wait_for_selector("#log-text:has-text('epoch 2')", timeout=PATIENCE_MS)
+
+
+def test_keys_do_all_of_it(chromium: Any) -> None:
+    with shown(chromium, LiveFleet(busy_fleet())) as found:
+        page, focused = found.page, "document.activeElement.dataset.slot || document.activeElement.id"
+        page.keyboard.press("Tab")
+        assert page.evaluate(focused) == "n1/0"
+        walked = []
+        for key in ("ArrowRight", "ArrowDown", "ArrowUp", "End", "ArrowRight", "Home", "ArrowLeft"):
+            page.keyboard.press(key)
+            walked.append(page.evaluate(focused))
+        assert walked == ["n1/1", "n1/4", "n1/0", "n2/2", "n2/2", "n1/0", "n1/0"]
+        page.keyboard.press("Enter")
+        assert page.evaluate(focused) == "slot-title"
+        page.keyboard.press("Tab")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#log-text:has-text('epoch 2')", timeout=PATIENCE_MS)
+        assert page.evaluate(focused) == "log-title"
+        page.keyboard.press("Escape")
+        assert page.evaluate(focused) == "n1/0"
+        assert not page.locator("#details").is_visible()
+
+
+@pytest.mark.parametrize("details", [False, True])
+def test_axe_finds_nothing_and_no_width_is_too_narrow(chromium: Any, tmp_path: Path, details: bool) -> None:
+    with shown(chromium, LiveFleet(busy_fleet(), "2 p5.48xlarge", 98.32)) as found:
+        page = found.page
+        found.source.asked.slots = [*slots_of("n1", [HALVES, ("2g.20gb",) * 3]), *slots_of("n2", [("7g.80gb",)])]
+        found.again()
+        page.wait_for_selector("#changes:not([hidden])", timeout=PATIENCE_MS)
+        if details:
+            page.locator("[data-slot='n1/0']").click()
+            page.locator("#tasks button").click()
+            page.wait_for_selector("#log-text:has-text('epoch 2')", timeout=PATIENCE_MS)
+        page.emulate_media(reduced_motion="reduce")
+        for width in (320, 390, 1440):
+            for scheme in ("light", "dark"):
+                page.set_viewport_size({"width": width, "height": 1000})
+                page.emulate_media(color_scheme=scheme)
+                assert findings(page) == [], (width, scheme)
+                assert page.evaluate("document.documentElement.scrollWidth") <= width
+                folder = Path(os.environ.get("SKYINFRA_SCREENSHOTS", tmp_path))
+                page.screenshot(path=os.fspath(folder / f"still-{details}-{width}-{scheme}.png"), full_page=True)
+
+
+# What is not known ---------------------------------------------------------------------------------------------------
+
+
+def zeros(text: str) -> list[str]:
+    """Returns the figures that are 0 in a text."""
+    return re.findall(r"(?<![\d.,/])(?:\$0(?:\.0+)?(?![\d.])|0(?:\.0+)? ?(?:%|GiB|W\b|°C|Wh|s\b|min|steps|of))", text)
+
+
+def test_what_the_driver_does_not_tell_is_not_known(chromium: Any) -> None:
+    """dask/distributed#8739: utilization of MIG devices was shown as 0; ray#11313: null broke the page."""
+    fleet = busy_fleet()
+    fleet.readings = {"n1/0": SlotReading(fleet.slots[0], memory_total=40 * GIB)}
+    fleet.counted = None
+    with shown(chromium, LiveFleet(fleet)) as found:
+        found.page.locator("[data-slot='n1/0']").click()
+        facts = found.page.locator("#slot-facts").inner_text()
+        assert "not known of 40.0 GiB" in facts
+        assert re.search(r"use\s+not known", facts)
+        numbers = found.page.locator("#numbers").inner_text()
+        assert numbers.count("not known") == 4, "waiting, ended, price, so far"
+        assert zeros(found.text()) == []
+
+
+@pytest.fixture
+def opened(chromium: Any) -> Iterator[Shown]:
+    """The page of any fleet, opened."""
+    with shown(chromium, LiveFleet(busy_fleet())) as found:
+        yield found
+
+
+def maybe(kind: Any) -> Any:
+    return st.none() | kind
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.tuples(maybe(st.integers(1, 100)), maybe(st.integers(GIB, 9 * GIB)), maybe(st.integers(10 * GIB, 80 * GIB))),
+    st.tuples(maybe(st.integers(1, 90)), maybe(st.integers(1, 700)), maybe(st.floats(0.01, 900))),
+    maybe(st.lists(maybe(st.integers(1, 50)), max_size=20)),
+    maybe(st.builds(Progress, st.floats(1, 9) | st.just(float("nan")), maybe(st.floats(10, 20)))),
+    st.just(61.0) | st.just(float("nan")),
+    maybe(st.builds(Figures, st.just(1), st.just(1.0), maybe(st.just(GIB)), maybe(st.just(3600.0)))),
+)
+def test_nothing_unknown_is_a_0(
+    opened: Shown, used: Any, device: Any, ended: Any, progress: Any, seconds: float, figures: Figures | None
+) -> None:
+    """No figure of this fleet is 0, some are not known: a 0 on the page is one that nobody has measured."""
+    fleet = busy_fleet()
+    reading = SlotReading(fleet.slots[0], *used, *device[:2])
+    fleet.tasks = {"n1/0": [RunningTask("train-1", "train", seconds)]}
+    fleet.readings = {"n1/0": reading}
+    told = {"n1/0": progress} if progress else {}
+    fleet.counted = None
+    if ended is not None:
+        fleet.counted = FleetWork(3600.0, 2, 10.0, (1,) * len(ended), tuple(ended), told)
+    fleet.kept_jobs = [job_of(1, slot="n1/0", started=None, ended=None, figures=figures)]
+    opened.source = LiveFleet(fleet, usd_per_hour=device[2])
+    opened.again()
+    opened.page.locator("[data-slot='n1/0']").click()
+    text = opened.text()
+    assert zeros(text) == []
+    assert not re.search(r"NaN|undefined|null|Infinity|Invalid|does not answer", text)
+
+
+def test_a_fleet_without_jobs_and_one_that_is_asked_are_told_apart(chromium: Any) -> None:
+    """ray#17663: nothing runs, and the page seems to load for ever."""
+    with shown(chromium, LiveFleet(StillFleet())) as found:
+        assert "No jobs." in found.text()
+        assert "Asking" not in found.text()
+
+
+def test_a_fleet_that_does_not_answer_is_said_to_and_what_it_said_stays(chromium: Any) -> None:
+    fleet = busy_fleet()
+    with shown(chromium, LiveFleet(fleet)) as found:
+        fleet.look = lambda: (_ for _ in ()).throw(NodeError("its head is away"))  # type: ignore[method-assign]
+        found.again()
+        found.page.wait_for_selector("#problem:has-text('its head is away')", timeout=PATIENCE_MS)
+        assert found.page.locator("[data-slot]").count() == 8
+        del fleet.look  # type: ignore[attr-defined]
+        found.again()
+        found.page.wait_for_selector("#problem", state="hidden", timeout=PATIENCE_MS)
+        found.wrong[:] = [each for each in found.wrong if "503" not in each]
+
+
+def test_the_log_of_a_node_that_is_gone_says_so(chromium: Any) -> None:
+    """ray#46837, ray#14307: logs of nodes that left load for ever."""
+    with shown(chromium, LiveFleet(busy_fleet())) as found:
+        found.page.locator("[data-node=n2] button.log").click()
+        found.page.wait_for_selector("#log-text:has-text('n2 does not answer')", timeout=PATIENCE_MS)
+        found.wrong[:] = [each for each in found.wrong if "503" not in each]
+
+
+# What comes from elsewhere -------------------------------------------------------------------------------------------
+
+HOSTILE = "<img src=x onerror=alert(1)>\"'><script>alert(2)</script>\u202e\x1b[31m{{7*7}}"
+
+
+def test_hostile_words_stay_words(chromium: Any) -> None:
+    fleet = busy_fleet()
+    fleet.tasks = {"n1/0": [RunningTask("t-1", HOSTILE, 1.0)]}
+    fleet.counted = FleetWork(1.0, 1, 10.0, progress={"n1/0": Progress(1, 2, HOSTILE)})
+    fleet.kept_jobs = [job_of(1, state="failed", slot="n1/0", problem=HOSTILE)]
+    fleet.kept_jobs = [replace(each, task=HOSTILE) for each in fleet.kept_jobs]
+    fleet.slots = [replace(slot, profile=HOSTILE, accelerator=HOSTILE, uuid=HOSTILE) for slot in fleet.slots]
+    fleet.answers = {"n2": NodeError(HOSTILE)}
+    fleet.logs = {"t-1": HOSTILE}
+    with shown(chromium, LiveFleet(fleet, HOSTILE)) as found:
+        page = found.page
+        page.locator("[data-slot='n1/0']").click()
+        page.locator("#tasks button").click()
+        page.wait_for_selector("#log-text:has-text('onerror')", timeout=PATIENCE_MS)
+        assert page.locator("img, main script, header script").count() == 0
+        assert page.evaluate("document.scripts.length") == 1
+        text = found.text()
+        assert text.count("<img src=x onerror=alert(1)>") >= 7
+        assert "\u202e" not in text and "\x1b" not in text
+
+
+# Light ---------------------------------------------------------------------------------------------------------------
+
+
+def large_fleet() -> StillFleet:
+    """A fleet of 1,008 slots, each with a task and a reading."""
+    slots = [slot for number in range(18) for slot in slots_of(f"n{number}", [("1g.10gb",) * 7] * 8)]
+    readings = {each.slot: SlotReading(each, 50.0, GIB, 10 * GIB, 60, 400.0) for each in slots}
+    tasks = {each.slot: [RunningTask(f"t-{each.slot}", "train", 61.0)] for each in slots}
+    work = FleetWork(9e3, 7, 10.0, (1,) * 360, (900,) * 360, {each.slot: Progress(1, 3) for each in slots})
+    return StillFleet(slots, readings=readings, tasks=tasks, counted=work, kept_jobs=[job_of(n) for n in range(1500)])
+
+
+def test_a_thousand_slots_are_light(chromium: Any) -> None:
+    """ray#22621: 158 MB for each request; skypilot#5108: 176 MB of jobs; ray#35202, #55010: many jobs."""
+    fleet = large_fleet()
+    with shown(chromium, LiveFleet(fleet)) as found:
+        page = found.page
+        assert page.locator("[data-slot]").count() == 1008
+        sizes = dict(found.answers)
+        assert set(sizes) == {"/fleet", "/fleet/fleet.css", "/fleet/fleet.js", "/fleet/state"}
+        assert sum(size for path, size in sizes.items() if path != "/fleet/state") < 40_000
+        assert sizes["/fleet/state"] < 1_500_000
+        assert page.locator("#jobs tr").count() == 200
+        assert page.locator("#jobs tr td").first.inner_text() == "job-1499", "the newest first"
+        assert "The newest 200 of 1500" in found.text()
+        watch = """() => { window.seen = 0; new MutationObserver((all) => { window.seen += all.length; })
+            .observe(document.querySelector('main'), {subtree: true, childList: true, attributes: true}); }"""
+        page.evaluate(watch)
+        page.evaluate("draw()")
+        assert page.evaluate("new Promise((done) => setTimeout(() => done(window.seen)))") == 0
+        fleet.tasks["n3/9"] = [RunningTask("other", "other", 1.0)]
+        page.evaluate("fetch('/fleet/state').then((a) => a.json()).then((found) => { state = found; draw(); })")
+        assert 1 <= page.evaluate("new Promise((done) => setTimeout(() => done(window.seen)))") < 20
+        assert page.locator("[data-slot='n3/9']").inner_text().startswith("1g.10gb")
+
+
+def test_a_look_takes_nothing_from_who_reads(chromium: Any) -> None:
+    """testkube#3823, opnsense#821: a refresh moved what people read, and took their selection."""
+    fleet = busy_fleet()
+    fleet.logs["train-1"] = "".join(f"line {number}\n" for number in range(400))
+    with shown(chromium, LiveFleet(fleet)) as found:
+        page = found.page
+        page.locator("[data-slot='n1/0']").click()
+        page.locator("#tasks button").click()
+        page.wait_for_selector("#log-text:has-text('line 399')", timeout=PATIENCE_MS)
+        page.evaluate("by('log-text').scrollTop = 50; getSelection().selectAllChildren(by('jobs-words'))")
+        page.locator("#close").focus()
+        fleet.logs["train-1"] += "line 400\n"
+        found.again()
+        page.evaluate("readLog()")
+        page.wait_for_selector("#log-text:has-text('line 400')", timeout=PATIENCE_MS)
+        where = "[by('log-text').scrollTop, document.activeElement.id, String(getSelection())]"
+        assert page.evaluate(where) == [50, "close", "The newest first."]
+        page.evaluate("by('log-text').scrollTop = 1e6")
+        fleet.logs["train-1"] += "line 401\n"
+        page.evaluate("readLog()")
+        page.wait_for_selector("#log-text:has-text('line 401')", timeout=PATIENCE_MS)
+        assert page.evaluate(
+            "by('log-text').scrollTop + by('log-text').clientHeight >= by('log-text').scrollHeight - 1"
+        )
+
+
+# Layouts -------------------------------------------------------------------------------------------------------------
+
+
+def test_slots_that_share_an_instance_share_its_place(chromium: Any) -> None:
+    slots = slots_of("n1", [("3g.40gb",)])
+    shared = [replace(slots[0], worker=n, slot=f"n1/{n}", profile="1c.3g.40gb", uuid=f"MIG-{n}") for n in range(3)]
+    with shown(chromium, LiveFleet(StillFleet(shared))) as found:
+        widths = found.page.evaluate("[...document.querySelectorAll('.bar > *')].map((e) => e.offsetWidth)")
+        assert len(widths) == 4, "three slots, and what is free"
+        assert max(widths[:3]) - min(widths[:3]) <= 1 and abs(sum(widths[:3]) - widths[3]) <= 3
+
+
+def test_a_layout_change_is_drawn_as_it_happens(chromium: Any) -> None:
+    fleet = StillFleet()
+    with shown(chromium, LiveFleet(fleet)) as found:
+        page = found.page
+        fleet.slots, fleet.draining = [], fleet.slots
+        fleet.tasks = {"n1/0": [RunningTask("train-1", "train", 61.0)]}
+        found.again()
+        page.wait_for_selector("[data-slot].going >> nth=1", timeout=PATIENCE_MS)
+        assert "train" in page.locator("[data-slot='n1/0']").inner_text()
+        assert "goes" in page.locator("[data-slot='n1/1']").inner_text()
+        fleet.slots, fleet.draining, fleet.tasks = slots_of("n1", [("2g.20gb",) * 3]), [], {}
+        found.again()
+        page.wait_for_selector("[data-slot='n1/2']", timeout=PATIENCE_MS)
+        assert set(page.locator("[data-slot] b").all_inner_texts()) == {"2g.20gb"}
+        assert page.locator("[data-slot].fresh").count() == 3
+        [change] = page.locator("#seen li").all_inner_texts()
+        assert "n1 GPU 0: 3g.40gb, 3g.40gb became 2g.20gb, 2g.20gb, 2g.20gb" in change
+        assert page.locator("#seen .pair .slot").count() == 5
+
+
+# What is kept --------------------------------------------------------------------------------------------------------
+
+
+class Kept:
+    """A job that is kept."""
+
+    kept, where, simulated = 1_000_500.0, ".skyinfra/.jobs/demo", True
+
+    def __init__(self, number: int, text: str, note: str | None = None, **given: Any) -> None:
+        self.info, self.text, self.note = job_of(number, **given), text, note
+
+    def logs(self, lines: int = 1000) -> str:
+        return self.text
+
+
+def test_the_page_of_a_fleet_that_is_gone(chromium: Any) -> None:
+    """ray#44561, ray#65696, dstack#2618: jobs, logs and figures went with the cluster."""
+    figures = Figures(5, 10, 3 * GIB, 7200.0)
+    kept = [Kept(1, "all done\n", slot="n1/0", started=1_000_010.0, ended=1_000_190.0, figures=figures)]
+    kept.append(Kept(2, "", "the log could not be read", state="running", slot="n9/0", started=1_000_020.0))
+    with shown(chromium, KeptFleet("demo/mig", kept, "the fleet is gone")) as found:
+        page, text = found.page, found.text()
+        assert "the fleet is gone: what was kept of it" in text
+        assert "demo/mig (simulated)" in text
+        assert page.locator("#jobs tr td:first-child").all_inner_texts() == ["job-2", "job-1"]
+        assert "running when kept: the log could not be read" in text
+        assert "3.0 GiB, 2.00 Wh (simulated)" in text
+        for nothing in ("Nodes", "slots busy", "Price", "Dask"):
+            assert nothing not in text
+        page.locator("[data-job=job-1]").click()
+        page.wait_for_selector("#log-text:has-text('all done')", timeout=PATIENCE_MS)
+        page.locator("[data-job=job-2]").click()
+        page.wait_for_selector("#log-text:has-text('Nothing of it is kept')", timeout=PATIENCE_MS)
+        assert findings(page) == []
+        asked = [path for path, _ in found.answers]
+        assert (asked.count("/fleet/state"), asked.count("/fleet/log")) == (1, 2), "what is kept does not change"
