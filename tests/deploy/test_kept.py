@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -119,7 +120,7 @@ def test_jobs_are_kept_once_and_read_when_the_head_is_gone(
     for jobs, store in zip((sky.kept_jobs("demo", "mig"), in_bucket), stores, strict=True):
         assert [(each.info.name, each.info.state) for each in jobs] == [("fails", "failed"), ("goes", "done")]
         fails, goes = jobs
-        assert (fails.where, fails.note) == (store.where, None)
+        assert (fails.where, fails.note, fails.simulated) == (store.where, None, True)
         assert "w0rd is printed" in fails.logs() and "ValueError" in str(fails.info.problem)
         assert (goes.logs(), goes.logs(lines=1)) == ("started\nlet through\n", "let through\n")
     listed = command("jobs", "demo/mig", "--json")
@@ -182,7 +183,8 @@ def test_a_node_that_was_taken_over_keeps_no_fleet_from_its_end(
     monkeypatch.setattr(kept, "LARGEST_LOG", 5_000)
     info = JobInfo("a", "0" * 32, "t", "script", "me@here", 0, "done", 1.0, 2.0, 3.0, 1, "n1/0")
     store = local_store(tmp_path, "demo")
-    copy = kept._Copy(TakenOver(answer), store, "mig", time.monotonic() + 60, (), [])  # type: ignore[arg-type]
+    manifest: Any = SimpleNamespace(pool="mig", simulated=True)
+    copy = kept._Copy(TakenOver(answer), store, manifest, time.monotonic() + 60, (), [])  # type: ignore[arg-type]
     found = copy.attempt(info)
     assert found is said or found.startswith(said)
     assert sum(len(store.read(name)) for name in store.names("mig") if name.endswith(".log")) <= 6_000

@@ -118,6 +118,7 @@ def test_a_peer_that_does_not_know_a_call_is_named() -> None:
 
 def test_calls_that_change_nothing() -> None:
     assert sorted(name for name, call in CALLS.items() if call.read_only) == [
+        "blobs_place",
         "blobs_read",
         "clock",
         "gang_state",
@@ -127,6 +128,7 @@ def test_calls_that_change_nothing() -> None:
         "layout",
         "records",
         "running",
+        "work",
     ]
 
 
@@ -163,6 +165,7 @@ def test_a_scheduler_answers_its_own_calls_and_those_that_it_is_given() -> None:
         "dashboard_",
         "job_cancel",
         "records",
+        "work",
         "wait_inside",
     )
     # Those two take over the connection that they come on.
