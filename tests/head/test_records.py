@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ import pytest
 from local_fleets.running_node import BIG, RunningNode, h100, until
 from tasks_on_nodes.jobs import add
 
+from skyinfra.client.questions import Questions
 from skyinfra.head import records
 from skyinfra.head.records import PERIOD_S, Records
 from skyinfra.protocol.instance import STARTUP_KEY, InstanceInfo
@@ -157,6 +159,26 @@ def test_how_many_wait_and_ended(clock: list[float]) -> None:
     head.worker.metrics[REPORT] = {"ended": "many"}
     head.records.count()
     assert head.records.work().ended[2:] == (2, None)
+
+
+class HeadOfBefore:
+    """The head of an earlier version, which answers None to calls that it does not know."""
+
+    patience = 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        async def answer(**_: object) -> None:
+            return None
+
+        return answer
+
+    async def again(self, ask: Callable[[Any], Any], patience: float) -> Any:
+        return await ask(self)
+
+
+def test_the_head_of_before_does_not_count() -> None:
+    fleet: Any = SimpleNamespace(connection=HeadOfBefore(), in_loop=asyncio.run)
+    assert Questions(fleet).work() is None
 
 
 def test_the_work_of_an_hour_is_kept(clock: list[float]) -> None:

@@ -42,6 +42,7 @@ def busy_fleet() -> StillFleet:
 
 
 def test_a_person_goes_from_a_partition_to_its_task_and_log(chromium: Any) -> None:
+    """skypilot#2108: logs of what runs and of what has ended; dstack#2498: a price without its time, and no sum."""
     with shown(chromium, LiveFleet(busy_fleet(), "2 p5.48xlarge in us-east-1", 98.32)) as found:
         page = found.page
         assert page.locator("[data-slot]").count() == 8
@@ -287,11 +288,16 @@ def test_a_look_takes_nothing_from_who_reads(chromium: Any) -> None:
 
 
 def test_slots_that_share_an_instance_share_its_place(chromium: Any) -> None:
+    """dask#10331: the memory of a GPU was counted for each worker on it."""
     slots = slots_of("n1", [("3g.40gb",)])
     shared = [replace(slots[0], worker=n, slot=f"n1/{n}", profile="1c.3g.40gb", uuid=f"MIG-{n}") for n in range(3)]
-    with shown(chromium, LiveFleet(StillFleet(shared))) as found:
+    shared = [replace(slot, shared_by=3) for slot in shared]
+    readings = {slot.slot: SlotReading(slot, memory_used=GIB, memory_total=40 * GIB) for slot in shared}
+    with shown(chromium, LiveFleet(StillFleet(shared, readings=readings))) as found:
         widths = found.page.evaluate("[...document.querySelectorAll('.bar > *')].map((e) => e.offsetWidth)")
         assert len(widths) == 4, "three slots, and what is free"
+        found.page.locator("[data-slot='n1/1']").click()
+        assert "1.0 GiB of 40.0 GiB, shared by 3" in found.page.locator("#slot-facts").inner_text()
         assert max(widths[:3]) - min(widths[:3]) <= 1 and abs(sum(widths[:3]) - widths[3]) <= 3
 
 
@@ -331,7 +337,7 @@ class Kept:
 
 
 def test_the_page_of_a_fleet_that_is_gone(chromium: Any) -> None:
-    """ray#44561, ray#65696, dstack#2618: jobs, logs and figures went with the cluster."""
+    """ray#44561, ray#65696, dstack#2618, dstack#3195: jobs, logs, figures and ends of jobs went with the cluster."""
     figures = Figures(5, 10, 3 * GIB, 7200.0)
     kept = [Kept(1, "all done\n", slot="n1/0", started=1_000_010.0, ended=1_000_190.0, figures=figures)]
     kept.append(Kept(2, "", "the log could not be read", state="running", slot="n9/0", started=1_000_020.0))
@@ -342,6 +348,8 @@ def test_the_page_of_a_fleet_that_is_gone(chromium: Any) -> None:
         assert page.locator("#jobs tr td:first-child").all_inner_texts() == ["job-2", "job-1"]
         assert "running when kept: the log could not be read" in text
         assert "3.0 GiB, 2.00 Wh (simulated)" in text
+        ended = page.locator("#jobs tr td:nth-child(7)").all_inner_texts()
+        assert ended[0] == "" and "1970" in ended[1]
         for nothing in ("Nodes", "slots busy", "Price", "Dask"):
             assert nothing not in text
         page.locator("[data-job=job-1]").click()
