@@ -118,7 +118,6 @@ def test_a_peer_that_does_not_know_a_call_is_named() -> None:
 
 def test_calls_that_change_nothing() -> None:
     assert sorted(name for name, call in CALLS.items() if call.read_only) == [
-        "blobs_place",
         "blobs_read",
         "clock",
         "gang_state",
