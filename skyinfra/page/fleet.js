@@ -215,7 +215,7 @@ function drawFigures() {
     ["Jobs queued", or(state.jobs_queued, String)],
     ["Tasks ended in the last minute", or(last, String)],
     ["Price", isKnown(price) ? (price ? `${usd(price)} per hour` : "costs nothing") : "not known"],
-    price === 0 ? null : ["So far", isKnown(price) && work ? `about ${usd((price * work.seconds) / 3600)}` : "not known", isKnown(price) && work ? `since its head began, ${span(work.seconds)} ago` : ""],
+    price ? ["So far", ...(work ? [`about ${usd((price * work.seconds) / 3600)}`, `since its head began, ${span(work.seconds)} ago`] : ["not known"])] : null,
   ].filter(isKnown);
   const list = by("numbers");
   if (list.children.length !== numbers.length) list.replaceChildren(...numbers.map(() => made("div", {}, made("dt"), made("dd"), made("dd"))));

@@ -123,7 +123,7 @@ def test_what_the_driver_does_not_tell_is_not_known(chromium: Any) -> None:
         assert "not known of 40.0 GiB" in facts
         assert re.search(r"use\s+not known", facts)
         numbers = found.page.locator("#numbers").inner_text()
-        assert numbers.count("not known") == 4, "waiting, ended, price, so far"
+        assert numbers.count("not known") == 3, "waiting, ended, price"
         assert zeros(found.text()) == []
 
 
