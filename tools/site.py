@@ -79,7 +79,20 @@ def prepare(source: Path = SOURCE) -> None:
     for name, page in {**python_pages(), **made_pages()}.items():
         (source / "reference" / f"{name}.md").write_text(page, encoding="utf-8")
     shutil.move(source / "errors.md", source / "reference" / "errors.md")
-    subprocess.run([sys.executable, "-m", "skyinfra.cli", "mig", "gallery", "--out", source / "gallery"], check=True)
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "skyinfra.cli",
+            "mig",
+            "gallery",
+            "--out",
+            source / "gallery",
+            "--home",
+            "../index.html",
+        ],
+        check=True,
+    )
 
 
 def links(text: str, depth: int) -> str:

@@ -21,7 +21,15 @@ from skyinfra.protocol.manifest import Manifest
 from skyinfra.terminal import advice as terminal_advice
 from skyinfra.terminal import tables
 from skyinfra.terminal.drawing import layout_text, show_transition, write_svg
-from skyinfra.terminal.layouts import layout_table, layouts_document, profile_names, read_gpu, shown_layouts, totals
+from skyinfra.terminal.layouts import (
+    gpu_names,
+    layout_table,
+    layouts_document,
+    profile_names,
+    read_gpu,
+    shown_layouts,
+    totals,
+)
 from skyinfra.terminal.progress import deployed
 
 _SOURCES = ("name", "profile_id", "starts")
@@ -233,12 +241,13 @@ def write_gallery(
     expected: Annotated[
         bool, typer.Option("--expected", help="Also GPUs whose placements follow from the driver's source alone.")
     ] = False,
+    home: Annotated[str | None, typer.Option(metavar="URL", help="A page that all of them lead back to.")] = None,
 ) -> None:
     """Write a page for each GPU model. It has a drawing of every layout beside which nothing more fits."""
     geometries = list(dict.fromkeys(read_gpu(each).geometry for each in accelerators or ())) or _drawn(expected)
-    pages = {"index.html": gallery.index(geometries)}
-    for each in geometries:
-        pages[f"{each.model}.html"] = gallery.page(each, profile_names(each, all_profiles))
+    profiles = {each.model: profile_names(each, all_profiles) for each in geometries}
+    above = None if home is None else (home, "Home")
+    pages = gallery.pages(geometries, profiles, gpu_names(geometries), home=above)
     with written(InvalidField, "--out", str(out)):
         out.mkdir(parents=True, exist_ok=True)
         for name, page in pages.items():

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rich.table import Table
 
 from skyinfra import mig
-from skyinfra.accelerators import Accelerator, grammar
-from skyinfra.errors import InvalidLayout, counted
+from skyinfra.accelerators import Accelerator, catalog, grammar
+from skyinfra.errors import InvalidLayout, SkyinfraError, counted
 from skyinfra.terminal import tables
 
 # A comma between two profiles; one within a name is followed by a letter.
@@ -194,3 +195,20 @@ def layout_table(placed: Sequence[mig.Layout], maximal: Sequence[Sequence[str]],
 
 def profile_names(geometry: mig.Geometry, every: bool) -> tuple[str, ...]:
     return tuple(profile.name for profile in geometry.profiles) if every else mig.plain_profiles(geometry)
+
+
+def gpu_names(geometries: Iterable[mig.Geometry]) -> dict[str, str]:
+    """Returns by model the shortest accelerator string that means it; of one that none means, the key itself."""
+    found: dict[str, list[str]] = {each.model: [] for each in geometries}
+    for variant in (variant for name in catalog.names() for variant in catalog.variants(name)):
+        size, form = f"{variant.name}-{variant.memory_gb}GB", f"-{variant.form_factor}" if variant.form_factor else ""
+        for text in (variant.name, f"{variant.name}{form}", size, f"{size}{form}"):
+            if variant.mig_model in found and _model(text) == variant.mig_model:
+                found[variant.mig_model].append(text)
+    return {model: min(texts, key=len, default=model) for model, texts in found.items()}
+
+
+def _model(text: str) -> str | None:
+    with suppress(SkyinfraError):
+        return read_gpu(text).geometry.model
+    return None

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from skyinfra import DriverTooOld, InvalidField, InvalidLayout, MigNotSupported, UnknownProfile, mig
 from skyinfra.cli.app import app
+from skyinfra.terminal.layouts import gpu_names, read_gpu
 
 
 def run(*arguments: str) -> tuple[int, str]:
@@ -170,12 +171,18 @@ def test_gallery_draws_every_complete_layout(tmp_path: Path) -> None:
         geometry = mig.geometry(model)
         layouts = mig.maximal_layouts(geometry, mig.plain_profiles(geometry))
         page = pages[f"{model}.html"]
-        drawn = re.findall(r'<svg[^>]* aria-label="([^"]*)"', page)
+        drawn = re.findall(r'<svg[^>]* aria-label="([^"]*)"', page.partition("<details")[0])
         assert sorted(drawn) == sorted("+".join(p.profile for p in layout) for layout in layouts)
+        for profile in geometry.profiles:
+            assert re.search(rf'aria-label="([^"]*\+)?{re.escape(profile.name)}[+"]', page), "every profile is drawn"
+            assert f"</span>{profile.name}</td>" in page, "and stands in the table"
         assert "prefers-color-scheme: dark" in page and 'name="viewport"' in page
         # Nothing is fetched: no address but the name of the namespace, no script.
         assert not re.findall(r"https?://(?!www\.w3\.org/2000/svg)|<script|<link|url\((?!#)|@import", page)
         assert f'href="{model}.html"' in pages["index.html"]
+        words = re.sub(r"<style>.*?</style>|<[^>]*>", " ", page + pages["index.html"], flags=re.DOTALL)
+        assert model not in words and not re.search(r"\b2[0-9A-F]{3}\b", words), "no key of ours, no PCI id"
+    assert pages["index.html"].count("<svg") == len(seen) + 1, "a drawing of each, and the patterns"
     again = tmp_path / "again"
     run("gallery", "--out", str(again))
     assert pages == {file.name: file.read_text() for file in again.iterdir()}
@@ -185,11 +192,22 @@ def _guessed(model: str) -> bool:
     return any(profile.expected or not profile.starts for profile in mig.geometry(model).profiles)
 
 
+def test_gallery_leads_back_and_calls_gpus_as_users_do(tmp_path: Path) -> None:
+    run("gallery", "H100", "A100-40GB", "--out", str(tmp_path), "--home", "../index.html")
+    pages = {file.name: file.read_text() for file in tmp_path.iterdir()}
+    assert all('<a href="../index.html">Home</a>' in page for page in pages.values())
+    assert "<h1>A100-40GB</h1>" in pages["a100_40gb.html"] and "mig show H100 LAYOUT" in pages["h100_80gb.html"]
+    run("gallery", "H100", "--out", str(tmp_path))
+    assert "Home</a>" not in (tmp_path / "h100_80gb.html").read_text()
+    for model, name in gpu_names(map(mig.geometry, mig.models())).items():
+        assert read_gpu(name).geometry.model == model
+
+
 def test_gallery_of_named_gpus_and_of_all_profiles(tmp_path: Path) -> None:
     run("gallery", "A30", "H20", "--out", str(tmp_path), "--all-profiles")
     assert {file.name for file in tmp_path.iterdir()} == {"index.html", "a30_24gb.html", "h20_96gb.html"}
     page = (tmp_path / "a30_24gb.html").read_text()
-    assert page.count("<article>") == 17 and ">+me</text>" in page
+    assert page.count("<article>") == 17 and ">+me</text>" in page and "<details" not in page
     assert "expected from the driver" not in page
     assert "expected from the driver" in (tmp_path / "h20_96gb.html").read_text()
     with pytest.raises(MigNotSupported, match="not known"):

@@ -163,7 +163,7 @@ def test_a_profile_has_its_colour_and_its_pattern_in_every_picture() -> None:
     tones = {palette.tone(place.profile, place.size, 8) for place in layout}
     pages = {
         "mig show --svg": mig.svg([("t", shown, ())]),
-        "gallery": gallery.page(geometry, ["3g.40gb", "2g.20gb", "1g.10gb"]),
+        "gallery": gallery.page(geometry, ["3g.40gb", "2g.20gb", "1g.10gb"], "H100"),
         "notebook": bars(shown, inherits=True),
         "overview": pictures.overview(),
         "README": (ROOT / "docs" / "pictures" / "overview.svg").read_text(),
