@@ -79,20 +79,8 @@ def prepare(source: Path = SOURCE) -> None:
     for name, page in {**python_pages(), **made_pages()}.items():
         (source / "reference" / f"{name}.md").write_text(page, encoding="utf-8")
     shutil.move(source / "errors.md", source / "reference" / "errors.md")
-    subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "skyinfra.cli",
-            "mig",
-            "gallery",
-            "--out",
-            source / "gallery",
-            "--home",
-            "../index.html",
-        ],
-        check=True,
-    )
+    gallery = ["mig", "gallery", "--out", source / "gallery", "--home", "../index.html"]
+    subprocess.run([sys.executable, "-m", "skyinfra.cli", *gallery], check=True)
 
 
 def links(text: str, depth: int) -> str:
@@ -101,6 +89,9 @@ def links(text: str, depth: int) -> str:
     text = re.sub(r"\]\((?:\.\./)+modules/(\w+)(?:/README\.md|/)?\)", rf"]({up}modules/\1.md)", text)
     text = re.sub(
         r"\]\((?:\.\./)+(CONTRIBUTING|CHANGELOG|SECURITY)\.md", lambda found: f"]({up}{PROJECT[found[1]]}", text
+    )
+    text = text.replace(
+        "`skyinfra mig gallery --out DIR`", f"[`skyinfra mig gallery --out DIR`]({up}gallery/index.html)"
     )
     text = re.sub(r"\]\((?:\./)?errors\.md", rf"]({up}reference/errors.md", text)
     text = re.sub(r"\]\(schemas/([\w-]+)\.json\)", rf"]({up}reference/json.md#\1)", text)
