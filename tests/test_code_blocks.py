@@ -66,7 +66,14 @@ FLEET = {
     ),
 }
 # Those whose blocks are held as they stand by tests of their own, in tests/integration/test_pages.py and boot/.
-OWN_TESTS = {"README.md", "docs/tutorials/ci.md", "docs/tutorials/fine-tune.md", "docs/tutorials/lab.md"}
+OWN_TESTS = {
+    "README.md",
+    "docs/index.md",
+    "docs/laptop.md",
+    "docs/tutorials/ci.md",
+    "docs/tutorials/fine-tune.md",
+    "docs/tutorials/lab.md",
+}
 OWN_TESTS |= {"docs/tutorials/plain-hcl.md", "docs/tutorials/sweep.md"}
 # What stands in blocks of commands beside our programs.
 OTHERS = "aws|bash|cd|cdktf|export|git|head|kubectl|make|nvidia-smi|pip|python|rsync|sbatch|ssh|sudo|terraform|export"

@@ -64,8 +64,9 @@ def _run(command: str, project: Path) -> list[str]:
     if child == 0:
         os.chdir(project)
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        terminal_of = {"TERM": "xterm-256color", "COLORTERM": "truecolor", "COLUMNS": str(COLUMNS)}
         os.execvpe(  # noqa: S606 - the commands are those above
-            "sh", ["sh", "-c", command], {**os.environ, "PATH": path, "TERM": "xterm-256color", "COLUMNS": str(COLUMNS)}
+            "sh", ["sh", "-c", command], {**os.environ, "PATH": path, **terminal_of}
         )
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
     pieces: list[str] = []

@@ -30,6 +30,7 @@ SITE = ROOT / "build" / "site"
 # The pages of docs/ in their order; the reference comes after them.
 PAGES: dict[str, tuple[str, ...]] = {
     "Start": (
+        "laptop",
         "installing",
         "tutorials/sweep",
         "tutorials/fine-tune",

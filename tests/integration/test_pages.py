@@ -6,13 +6,17 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
+from fake_nvml.fake_machine import FakeMachine
 from support import ROOT, debian_torch, missing
 from terraform_projects.commands import environment, skyinfra
 
+import skyinfra as sky
+from skyinfra.compiler import compile_pool
 from tools import pictures, recording, site
 
 DOCS = ROOT / "docs"
@@ -196,10 +200,75 @@ def test_plain_hcl_is_as_it_is_written(tmp_path: Path, terraform_program: str) -
         terraform("destroy", "-auto-approve")
 
 
+def example(page: Path) -> tuple[str, str]:
+    """The first program of a page, and what it prints."""
+    found: tuple[str, str] = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", page.read_text(), re.DOTALL)[0]
+    return found
+
+
+def test_the_landing_page_begins_with_what_one_needs() -> None:
+    """The program of the README with what it prints, the installation, the recording and two ways on, in that room."""
+    text = (DOCS / "index.md").read_text()
+    first = text.partition('<div class="grid cards"')[0]
+    assert example(DOCS / "index.md") == example(ROOT / "README.md")
+    assert max(map(len, example(DOCS / "index.md")[0].splitlines())) <= 50, "wider lines are cut on a telephone"
+    assert 'pip install "skyinfra[cdktf,toolchain]"' in first and "(pictures/quickstart.svg)" in first
+    doors = re.findall(r"\]\(([\w/-]+\.md)\)\{ \.md-button", first)
+    assert doors == ["laptop.md", "tutorials/plain-hcl.md"]
+    assert site.PAGES["Start"][0] == "laptop", "the page after it"
+
+
+def program(page: Path, name: str) -> tuple[str, str]:
+    """A program of a page, and what the page says that ``python NAME`` prints."""
+    text = page.read_text()
+    printed = re.search(rf"```\n\$ python {re.escape(name)}\n(.*?)```", text, re.DOTALL)
+    found = re.search(rf'```python title="{re.escape(name)}"\n(.*?)```', text, re.DOTALL)
+    assert found
+    return found[1], printed[1] if printed else ""
+
+
+@pytest.mark.slow
+def test_the_first_fleet_on_a_laptop_is_as_it_is_written(tmp_path: Path) -> None:
+    text, printed = program(DOCS / "laptop.md", "where.py")
+    assert (text, printed) == example(ROOT / "README.md")
+    (tmp_path / "where.py").write_text(text.replace("1g.10gb*2", "4g.40gb"))
+    done = run_program(tmp_path, "where.py")
+    assert done.returncode == 1 and "has no placement" in done.stderr
+
+
+@pytest.mark.slow
+def test_the_fleet_on_a_gpu_that_one_has_is_as_it_is_written(
+    tmp_path: Path, fake_machine: Callable[..., FakeMachine]
+) -> None:
+    text, printed = program(DOCS / "laptop.md", "gpu.py")
+    (tmp_path / "gpu.py").write_text(text)
+    machine = fake_machine("l4")
+    done = run_program(tmp_path, "gpu.py", **machine.environment())
+    assert done.stdout == printed, done.stderr
+    assert machine.asked_of_systemd() == [] and not any("Set" in call or "Create" in call for call in machine.calls())
+    other = fake_machine("t4")
+    done = run_program(tmp_path, "gpu.py", **other.environment(STATE=str(tmp_path / "other")))
+    assert done.returncode == 1 and "L4" in done.stderr and "T4" in done.stderr
+
+
+def test_the_pool_over_ssh_compiles() -> None:
+    text, _ = program(DOCS / "laptop.md", "over_ssh.py")
+    names: dict[str, object] = {}
+    exec(text, names)
+    pool = names["pool"]
+    assert isinstance(pool, sky.ComputePool)
+    assert compile_pool(pool, "pages").fleet == "pages/pool"
+
+
+def run_program(folder: Path, name: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, name], cwd=folder, env=environment(**variables), capture_output=True, text=True, check=False
+    )
+
+
 @pytest.mark.slow
 def test_the_example_of_the_readme_prints_what_stands_there(tmp_path: Path) -> None:
-    text = (ROOT / "README.md").read_text()
-    program, printed = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", text, re.DOTALL)[0]
+    program, printed = example(ROOT / "README.md")
     (tmp_path / "example.py").write_text(program)
     done = subprocess.run(
         [sys.executable, "example.py"], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
