@@ -28,12 +28,25 @@ MODULES = sorted(path.parent for path in (ROOT / "modules").glob("*/README.md"))
 @cache
 def pages() -> dict[str, str]:
     """The pages of the reference, as the site has them."""
-    found = {**site.python_pages(), **site.made_pages()}
+    found = {**reference.python_pages(), **site.made_pages()}
     found |= {f"modules/{module.name}": reference.module(module) for module in MODULES}
     found |= {f"json#{part.partition(chr(10))[0]}": part for part in found["json"].split("\n## ")[1:]}
     return found | {
         f"docs/{name}": (ROOT / "docs" / f"{name}.md").read_text() for name in ("errors", "command-line", "providers")
     }
+
+
+def test_the_index_has_every_name_as_users_write_it_and_what_is_used_first_stands_first() -> None:
+    index = reference.python_pages()["index"]
+    named = [(name, page) for name, page, _ in re.findall(r"\[`sky\.(\w+)`\]\(([\w-]+)\.md#sky\.(\1)\) \| \S", index)]
+    assert {name for name, _ in named} == set(sky.__all__) - set(errors.__all__) - {"__version__"}
+    assert len(named) == len(dict(named)), "each once"
+    assert (named[0], dict(named)["compute"]) == (("Pool", "pool"), "compute")
+    assert next(iter(dict.fromkeys(page for _, page in named))) == "pool"
+    assert all(f"`sky.{name}`" in index for name in errors.__all__ if name != "SkyinfraError")
+    for name, page in named:
+        text = reference.python_pages()[page]
+        assert f'<a id="sky.{name}"></a>' in text and f"heading: sky.{name}\n" in text
 
 
 def public_names() -> Iterator[str]:
@@ -91,7 +104,7 @@ def wanted() -> Iterator[tuple[str, str]]:
 
 def lacking(found: dict[str, str]) -> list[tuple[str, str]]:
     """What does not stand where it has to, on these pages."""
-    python = "".join(found[name] for name in site.python_pages())
+    python = "".join(found[name] for name in reference.python_pages())
     return [(page, text) for page, text in wanted() if text not in (python if page == "python" else found[page])]
 
 
@@ -110,7 +123,7 @@ def test_every_option_stands_at_its_command() -> None:
 @pytest.mark.parametrize(
     ("page", "text"),
     [
-        ("pool", ".ComputePool\n"),
+        ("declare", ".ComputePool\n"),
         ("commands", "## `skyinfra mig plan`\n"),
         ("docs/command-line", "\n| 143 |"),
         ("docs/errors", "- `LayoutDoesNotFit`: "),

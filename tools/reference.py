@@ -1,4 +1,5 @@
-"""Pages of the reference that are made of data: modules, JSON schemas, traits of providers, benchmarks."""
+"""Pages of the reference that are made of code and data: Python names, modules, JSON schemas, traits of providers,
+benchmarks."""
 
 from __future__ import annotations
 
@@ -9,12 +10,46 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import skyinfra
 from benchmarks.__main__ import ALL
+from skyinfra import errors
 from skyinfra.providers import kinds, read
 from skyinfra.providers.data import Boot, Traits
 
 ROOT = Path(__file__).resolve().parents[1]
 _SOURCED = ("source", "date")
+# The pages of the Python names in the order of their use: title, and the names in theirs. "*": those of all providers.
+PYTHON = {
+    "pool": (
+        "Pool: a fleet in a program",
+        "Pool connect Future Job wait current_pool AsyncPool AsyncJob connect_async JobInfo KeptJob kept_jobs Manifest "
+        "GangWarning",
+    ),
+    "compute": ("compute: tasks", "compute Task gather Gather cls enter exit gang Gang"),
+    "in-a-task": (
+        "In a task",
+        "instance_info InstanceInfo current_accelerator progress files synced Secret SpotCheckpointer interrupted "
+        "interruption on_interrupt Interruption",
+    ),
+    "declare": (
+        "ComputePool: what is declared",
+        "ComputePool Image Worker Volume FleetStack HCPTerraform LocalState S3 plugins",
+    ),
+    "accelerators": (
+        "Accelerators",
+        "accelerators Accelerator NVIDIA AcceleratorSpec is_nvidia is_amd is_tpu is_trainium",
+    ),
+    "mig": ("MIG layouts", "mig"),
+    "places": ("Places", "*"),
+    "finding": ("Finding machines", "offers recommend pack"),
+}
+_OPTIONS = """\
+    options:
+      show_root_heading: true
+      heading_level: 2
+      heading: sky.{name}
+      toc_label: sky.{name}
+"""
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -150,3 +185,51 @@ def benchmarks() -> str:
         words = inspect.getdoc(inspect.getmodule(run))
         parts.append(f"\n## {name}\n\n{words}\n\n```\npython -m benchmarks {name}\n```\n")
     return "".join(parts)
+
+
+def python_pages() -> dict[str, str]:
+    """Returns the pages of the public names, as users write them (``sky.NAME``), and the index of all of them."""
+    found = {
+        page: f"# {title}\n\n" + "\n".join(_entry(name) for name in names) for page, (title, names) in _pages().items()
+    }
+    return {"index": _index(), **found}
+
+
+def _pages() -> dict[str, tuple[str, list[str]]]:
+    named = {name for _, names in PYTHON.values() for name in names.split()}
+    places = [each for module, each in _public().items() if module.startswith("skyinfra.providers.")]
+    rest = [name for names in places for name in names.split() if name not in named]
+    return {page: (title, rest if names == "*" else names.split()) for page, (title, names) in PYTHON.items()}
+
+
+def _public() -> dict[str, str]:
+    found: dict[str, str] = vars(skyinfra)["_NAMES"]
+    return found
+
+
+def _entry(name: str) -> str:
+    module = next((each for each, names in _public().items() if name in names.split()), "skyinfra")
+    return f'<a id="sky.{name}"></a>\n\n::: {module}.{name}\n{_OPTIONS.format(name=name)}'
+
+
+def _index() -> str:
+    """Returns the page that lists all names, each with its first sentence."""
+    parts = [
+        "# Reference\n\nWhat `import skyinfra as sky` gives, in the order of its use. [All commands](commands.md) have "
+        "a page of their own, as have the [JSON documents](json.md) that they print and the [errors](errors.md).\n"
+    ]
+    for page, (title, names) in _pages().items():
+        rows = [(f"[`sky.{name}`]({page}.md#sky.{name})", _first_sentence(name)) for name in names]
+        parts.append(f"\n## {title}\n\n" + _table(("name", "what it is"), rows))
+    exceptions = sorted(each for each in errors.__all__ if each != "SkyinfraError")
+    parts.append(
+        f"\n## Errors\n\nAll {len(exceptions)} below [`sky.SkyinfraError`](errors.md): "
+        + ", ".join(f"`sky.{name}`" for name in exceptions)
+        + ".\n"
+    )
+    return "".join(parts)
+
+
+def _first_sentence(name: str) -> str:
+    words = " ".join((inspect.getdoc(getattr(skyinfra, name)) or "").partition("\n\n")[0].split())
+    return re.split(r"(?<=[.!?])\s+(?=[A-Z`])", words)[0].replace("``", "`")

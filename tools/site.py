@@ -19,7 +19,6 @@ from typing import Any
 
 import typer
 
-import skyinfra
 from skyinfra.cli.app import app
 from tools import reference
 
@@ -54,6 +53,8 @@ PAGES: dict[str, tuple[str, ...]] = {
     ),
     "Understand": ("architecture", "testing", "nodes", "security", "what-works", "versus", "gpu-run"),
 }
+# The pages of the reference after those of the Python names.
+REFERENCE = ("errors", "commands", "json", "traits", "benchmarks")
 # Documents beside docs/, and their pages.
 PROJECT = {"CONTRIBUTING": "contributing.md", "CHANGELOG": "changelog.md", "SECURITY": "reporting.md"}
 _PICTURE = '\n<figure markdown="span">\n![{alt}]({path}){{ loading=lazy }}\n</figure>\n'
@@ -77,7 +78,7 @@ def prepare(source: Path = SOURCE) -> None:
         words = reference.module(readme.parent).replace("](../../docs/", "](../")
         words = re.sub(r"\]\(\.\./(\w+)(?:/README\.md)?\)", r"](\1.md)", words)
         (source / "modules" / f"{readme.parent.name}.md").write_text(unlinked(words, 1), encoding="utf-8")
-    for name, page in {**python_pages(), **made_pages()}.items():
+    for name, page in {**reference.python_pages(), **made_pages()}.items():
         (source / "reference" / f"{name}.md").write_text(page, encoding="utf-8")
     shutil.move(source / "errors.md", source / "reference" / "errors.md")
     gallery = ["mig", "gallery", "--out", source / "gallery", "--home", "../index.html"]
@@ -113,20 +114,6 @@ def _architecture(page: Path) -> None:
         shown = _PICTURE.format(alt=title, path=f"pictures/life-of-a-{name}.svg")
         text = text.replace(f"## {title}\n", f"## {title}\n{shown}")
     page.write_text(text, encoding="utf-8")
-
-
-def python_pages() -> dict[str, str]:
-    """Returns the pages of the public names, by the last part of the module that holds them."""
-    pages: dict[str, list[str]] = {}
-    for module, names in vars(skyinfra)["_NAMES"].items():
-        room = module.split(".")[1]
-        pages.setdefault(room, []).extend(f"::: {module}.{name}" for name in names.split())
-    for module in vars(skyinfra)["_MODULES"]:
-        pages.setdefault(module, []).append(f"::: skyinfra.{module}")
-    options = "\n    options:\n      show_root_heading: true\n      heading_level: 2\n"
-    return {
-        room: f"# sky: {room}\n\n" + "\n".join(entry + options for entry in entries) for room, entries in pages.items()
-    }
 
 
 def made_pages() -> dict[str, str]:
@@ -168,11 +155,9 @@ def nav(source: Path = SOURCE) -> list[dict[str, object]]:
     found: list[dict[str, object]] = [{"Home": "index.md"}]
     for title, pages in PAGES.items():
         found.append({title: [f"{page}.md" for page in pages]})
-    below = {
-        name: sorted(f"{name}/{page.name}" for page in (source / name).glob("*.md"))
-        for name in ("reference", "modules")
-    }
-    found.append({"Reference": [*below["reference"], {"Modules": below["modules"]}]})
+    modules = sorted(f"modules/{page.name}" for page in (source / "modules").glob("*.md"))
+    pages = [f"reference/{name}.md" for name in ("index", *reference.PYTHON, *REFERENCE)]
+    found.append({"Reference": [*pages, {"Modules": modules}]})
     found.append({"Project": list(PROJECT.values())})
     return found
 

@@ -109,8 +109,8 @@ def test_the_pages_are_built_without_a_warning(tmp_path: Path) -> None:
         "tutorials/lab.html",
     } <= pages
     assert {f"reference/{name}.html" for name in ("benchmarks", "json", "traits")} <= pages
-    shown = (tmp_path / "site" / "reference" / "pool.html").read_text()
-    assert "ComputePool" in shown and "hourly" in shown
+    shown = (tmp_path / "site" / "reference" / "declare.html").read_text()
+    assert "sky.ComputePool" in shown and "hourly" in shown and "skyinfra.pool.ComputePool</span>" not in shown
     ids = {page: set(re.findall(r"""\bid=["']?([^"' >]+)""", (tmp_path / "site" / page).read_text())) for page in pages}
     # The page of what is not there is served at any path, so its links begin at the root.
     for name in pages - {"404.html"}:
