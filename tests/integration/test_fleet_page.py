@@ -130,8 +130,17 @@ def test_the_documents_can_be_read_by_everyone(chromium: Any, tmp_path: Path) ->
     site.prepare(tmp_path / "site-source")
     (tmp_path / "zensical.toml").write_text(site.configuration(tmp_path / "site-source"))
     site.build(tmp_path / "zensical.toml")
-    pages = ["index", "architecture", "gallery/h100_80gb", "modules/aws", "tutorials/lab", "tutorials/sweep"]
-    pages += [f"reference/{name}" for name in ("benchmarks", "commands", "json", "pool", "traits")]
+    pages = [
+        "index",
+        "laptop",
+        "architecture",
+        "gallery/index",
+        "gallery/h100_80gb",
+        "modules/aws",
+        "tutorials/lab",
+        "tutorials/sweep",
+    ]
+    pages += [f"reference/{name}" for name in ("benchmarks", "commands", "index", "json", "pool", "traits")]
     for width in (390, 1440):
         for scheme in ("light", "dark"):
             context = chromium.new_context(viewport={"width": width, "height": 1000}, color_scheme=scheme)
@@ -140,4 +149,10 @@ def test_the_documents_can_be_read_by_everyone(chromium: Any, tmp_path: Path) ->
                 page.goto((tmp_path / "site" / f"{name}.html").as_uri())
                 assert findings(page, "serious", "critical") == [], (name, width, scheme)
                 assert page.evaluate("document.documentElement.scrollWidth") <= width
+                if name == "index":
+                    parts = page.locator(".front .md-button, .front .highlight, .front img").all()
+                    places = [part.bounding_box() for part in parts]
+                    assert len(places) == 6, "two doors, installation, program, output, recording"
+                    seen = {390: 844, 1440: 900}[width]
+                    assert max(each["y"] + each["height"] for each in places) <= seen, "all of it is seen at once"
             context.close()
