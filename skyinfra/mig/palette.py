@@ -82,7 +82,7 @@ def css() -> str:
         if each.dots:
             images.append(f"radial-gradient(circle, {line} {width}px, transparent {width}px) 0 0 / {gap}px {gap}px")
         background = ", ".join([*images, each.colour]) if not images else f"{', '.join(images)}, {each.colour}"
-        rules.append(f".{each.css_class} {{ background: {background}; color: {ink()}; }}")
+        rules.append(f".{each.css_class} {{ background: {background}; color: {ink()}; print-color-adjust: exact; }}")
     return "\n".join(rules) + "\n"
 
 

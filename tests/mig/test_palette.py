@@ -127,6 +127,7 @@ def test_a_style_sheet_has_a_rule_for_each_and_an_svg_a_pattern() -> None:
     for each in palette.tones():
         rule = next(line for line in rules.splitlines() if line.startswith(f".{each.css_class} "))
         assert each.colour in rule and palette.ink() in rule
+        assert "print-color-adjust: exact" in rule, "browsers print no grounds else"
         fill = palette.svg_pattern(each, "x-")
         assert (fill is None) == (each.name == "other") == ("gradient" not in rule)
         assert fill is None or f'id="{fill[5:-1]}"' in defined
