@@ -22,6 +22,7 @@ MAY = {
     "mig/drawing.py": "slices and memory of GPU instances",
     "mig/drivers.py": "the oldest driver is that of the GPU instances",
     "mig/follow.py": "layouts that follow the work have no compute instances",
+    "mig/gallery.py": "the geometry: the layouts of a page, each with its profiles",
     "mig/layouts.py": "the geometry: combinations of GPU instances",
     "mig/placement.py": "the geometry: places of GPU instances",
     "mig/simulation.py": "layouts that follow the work have no compute instances",
