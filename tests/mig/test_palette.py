@@ -37,7 +37,7 @@ SIGHTS = {
     ),
 }
 # In CIELAB, where 2.3 is a difference that one just sees.
-APART = 13.5
+APART = 14.0
 RGB_TO_XYZ = ((0.4124564, 0.3575761, 0.1804375), (0.2126729, 0.7151522, 0.0721750), (0.0193339, 0.1191920, 0.9503041))
 WHITE = (0.95047, 1.0, 1.08883)
 
