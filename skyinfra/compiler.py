@@ -10,7 +10,8 @@ from typing import get_args
 
 from skyinfra import mig
 from skyinfra.accelerators import Accelerator
-from skyinfra.errors import DuplicatePool, InvalidField, at
+from skyinfra.declared import NEVER, seconds_of
+from skyinfra.errors import DuplicatePool, InvalidField, NotSupported, at
 from skyinfra.plugins import Environment
 from skyinfra.pool import ComputePool, check_concurrency, follow_on
 from skyinfra.protocol.manifest import OUTPUT_PREFIX, ManifestSlot, slot_kind
@@ -156,7 +157,38 @@ def _node_config(pool: ComputePool, stack: str, selection: Selection, *, head: b
         slice_hosts=selection.hosts if selection.hosts > 1 else 0,
         follow=follow_on(accelerator, pool.layout) if accelerator else None,
         secrets=dict(sorted(pool.secrets.items())),
+        idle_seconds=_seconds(pool, selection, "stop_after_idle"),
+        lifetime_seconds=_seconds(pool, selection, "max_lifetime"),
     )
+
+
+def _seconds(pool: ComputePool, selection: Selection, field: str) -> float:
+    """Returns the seconds of the *field* after which a node ends itself, 0 for never.
+
+    Raises `NotSupported` where nothing ends such nodes, `InvalidField` for a time that is shorter than a boot.
+    """
+    given: str | None = getattr(pool, field)
+    if given is None or given == NEVER:
+        return 0.0
+    idle, called = pool.provider.data.idle, pool.provider.data.about.called
+    why = "no way is known here by which that ends what it costs" if idle is None else idle.why
+    if not why and selection.separate_head and idle is not None and not idle.grouped:
+        why = "a machine group starts another node in place of one that ends"
+    if why or idle is None:
+        raise NotSupported(
+            f"a node of {called} cannot end itself: {why}",
+            field=field,
+            given=given,
+            hint=f"Leave {field} out, and end the fleet yourself: skyinfra destroy.",
+        )
+    if seconds_of(given) < seconds_of(idle.at_least):
+        raise InvalidField(
+            f"is shorter than a node of {called} takes to boot",
+            field=field,
+            given=given,
+            hint=f"At least {idle.at_least}.",
+        )
+    return seconds_of(given)
 
 
 def _variables(pool: ComputePool, selection: Selection) -> dict[str, str]:

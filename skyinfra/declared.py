@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError, WrapValidator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, WrapValidator
 
 from skyinfra.errors import InvalidField, SkyinfraError
 from skyinfra.errors.options import nearest
@@ -225,6 +225,35 @@ _PACKAGE = re.compile(
     r"[a-z0-9][a-z0-9+.-]*[a-z0-9+.](:[a-z0-9-]+)?(=[A-Za-z0-9.+:~-]+|/[A-Za-z0-9.-]+)?|/[^\x00-\x20\x7f]+\.deb",
     re.ASCII,
 )
+
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+def seconds_of(text: str) -> float:
+    """Returns the seconds of a length of time: a number with its unit, such as ``90s``, ``30m``, ``1.5h``, ``2d``.
+
+    Raises ValueError.
+    """
+    found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)([smhd])", text, re.ASCII)
+    if found is None or not float(found[1]):
+        raise ValueError(f"expected a length of time\nA number with its unit: 90s, 30m, 12h, 2d (given: {text!r})")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def _length_of_time(text: str) -> str:
+    seconds_of(text)
+    return text
+
+
+def _length_or_never(text: str) -> str:
+    return text if text == NEVER else _length_of_time(text)
+
+
+NEVER = "never"
+# A length of time, as `seconds_of` reads it; in the second one "never" too.
+Duration = Annotated[str, AfterValidator(_length_of_time), Field(examples=["12h"])]
+DurationOrNever = Annotated[str, AfterValidator(_length_or_never), Field(examples=["30m"])]
 
 
 def check_requirement(field: str, text: str) -> None:

@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field, InstanceOf, PlainSerializer, PlainV
 import skyinfra
 from skyinfra import accelerators as catalog
 from skyinfra.accelerators import Accelerator
-from skyinfra.declared import Declaration, check_package, check_requirement
+from skyinfra.declared import Declaration, DurationOrNever, check_package, check_requirement
 from skyinfra.errors import ConcurrencyMismatch, InvalidField, SkyinfraError, at, check_mapping
 from skyinfra.mig import Follow, parts
 from skyinfra.plugins import Environment, Mig
@@ -200,6 +200,9 @@ class ComputePool(Declaration):
     is used as ``with sky.ComputePool(...) as pool:``. layout: ``sky.mig.Follow(among=[...])``: the GPUs change between
     these layouts as the work asks for it; the declared one is that which a node begins with, or the first of them.
     volumes: that outlive the fleet, by the path where nodes mount them: ``{"/data": sky.Volume(...)}``.
+    stop_after_idle: such as ``"30m"``: the nodes end themselves when nothing has used the fleet for that long; the next
+    deploy makes them anew. max_lifetime: such as ``"12h"``: they end then, whatever runs. A pool that declares none of
+    them, or ``"never"``, stays; a ``with`` block of machines that cost something has limits of its own.
 
     Raises a `DeclarationError`, with the path of the field, for what cannot be.
     """
@@ -221,6 +224,8 @@ class ComputePool(Declaration):
     labels: Mapping[str, str] = Field(default_factory=dict)
     layout: InstanceOf[Follow] | None = None
     volumes: Volumes = Field(default_factory=dict)
+    stop_after_idle: DurationOrNever | None = None
+    max_lifetime: DurationOrNever | None = None
 
     @classmethod
     def also_wrong(cls, values: Mapping[str, Any]) -> Sequence[SkyinfraError]:

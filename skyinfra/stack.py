@@ -421,6 +421,7 @@ def _with_id(scope: Any, pool: ComputePool, path: str) -> Volume:
 def module_inputs(deployment: Deployment, project: str) -> dict[str, Any]:
     """Returns the inputs of the pool's module: the core ones of every provider, then the provider's own."""
     pool, selection, data = deployment.pool, deployment.selection, user_data(deployment)
+    data_file = pool.provider.data
     inputs = {
         "name": pool.name,
         "stack": deployment.stack,
@@ -434,12 +435,13 @@ def module_inputs(deployment: Deployment, project: str) -> dict[str, Any]:
         "labels": dict(sorted(pool.labels.items())),
         "slots": [{k: v for k, v in vars(slot).items() if v is not None} for slot in deployment.slots],
         **selection.inputs,
+        **(data_file.idle.inputs if data_file.idle and deployment.worker.ends_itself else {}),
         **({"user_data_revision": data.revision} if data.revision else {}),
         **({"versions": data.versions} if data.versions else {}),
         **{key: f"{project}/{path}" for key, path in selection.project_paths.items()},
     }
     # What a place has none of, its module does not ask for.
-    return {name: value for name, value in inputs.items() if pool.provider.data.takes(name)}
+    return {name: value for name, value in inputs.items() if data_file.takes(name)}
 
 
 def describe(deployment: Deployment) -> dict[str, Any]:
@@ -465,6 +467,8 @@ def describe(deployment: Deployment) -> dict[str, Any]:
         "spot": pool.spot,
         "hourly_cost": selection.hourly_cost,
         "max_hourly_cost": pool.max_hourly_cost,
+        "stop_after_idle": pool.stop_after_idle if deployment.worker.idle_seconds else None,
+        "max_lifetime": pool.max_lifetime if deployment.worker.lifetime_seconds else None,
         "prices": {machine: asdict(price) for machine, price in selection.prices.items()} or None,
         "price_note": selection.price_note,
         "head": selection.head_machine,

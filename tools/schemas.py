@@ -128,6 +128,7 @@ NODE = {
     "leaving": str | None,
     "sick": str | None,
     "unwatched": str | None,
+    "stops": str | None,
     "behind": bool,
     "slots": [SLOT],
     "gpus": [GPU],

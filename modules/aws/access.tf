@@ -143,6 +143,23 @@ resource "aws_iam_role_policy" "session_manager" {
   })
 }
 
+# A node of a group ends itself, and no other node: the group would start one in place of a machine that shuts down.
+resource "aws_iam_role_policy" "end" {
+  count = local.own_profile && local.grouped && var.shutdown_terminates ? 1 : 0
+
+  name = "end"
+  role = aws_iam_role.this[0].name
+
+  policy = jsonencode({
+    Version = "2012-10-17"
+    Statement = [{
+      Effect   = "Allow"
+      Action   = ["autoscaling:TerminateInstanceInAutoScalingGroup"]
+      Resource = aws_autoscaling_group.workers[0].arn
+    }]
+  })
+}
+
 resource "aws_iam_instance_profile" "this" {
   count = local.own_profile ? 1 : 0
 

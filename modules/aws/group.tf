@@ -97,8 +97,9 @@ resource "aws_launch_template" "group" {
 resource "aws_autoscaling_group" "workers" {
   count = local.grouped ? 1 : 0
 
-  name_prefix         = local.prefix
-  min_size            = var.node_count
+  name_prefix = local.prefix
+  # Nodes that end themselves lower the desired capacity, which the next deploy raises again.
+  min_size            = var.shutdown_terminates ? 0 : var.node_count
   max_size            = var.node_count
   desired_capacity    = var.node_count
   vpc_zone_identifier = local.group_subnets

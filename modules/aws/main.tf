@@ -109,6 +109,8 @@ resource "aws_instance" "head" {
   placement_group             = local.grouped ? null : local.placement_group
   user_data_base64            = base64gzip(replace(replace(module.core.user_data_head, "@SKYINFRA_NODE@", local.head), "@SKYINFRA_VOLUMES@", join(" ", var.volumes[*].id)))
   user_data_replace_on_change = false
+  # A stopped instance keeps disks that cost something, and no plan would start it: a node that ends itself is gone.
+  instance_initiated_shutdown_behavior = var.shutdown_terminates ? "terminate" : null
 
   launch_template {
     id      = aws_launch_template.interfaces["head"].id
@@ -194,6 +196,8 @@ resource "aws_instance" "worker" {
   placement_group             = local.placement_group
   user_data_base64            = base64gzip(replace(module.core.user_data_worker, "@SKYINFRA_NODE@", each.key))
   user_data_replace_on_change = false
+  # A stopped instance keeps disks that cost something, and no plan would start it: a node that ends itself is gone.
+  instance_initiated_shutdown_behavior = var.shutdown_terminates ? "terminate" : null
 
   launch_template {
     id      = aws_launch_template.interfaces["worker"].id

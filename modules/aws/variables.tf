@@ -39,6 +39,13 @@ variable "user_data_revision" {
   default     = null
 }
 
+variable "shutdown_terminates" {
+  description = "Whether an instance that shuts itself down is terminated, as nodes do that end when nothing has used them, or when their lifetime is over. A group may shrink to nothing then, and its nodes may have it terminate them: an iam_instance_profile of your own needs autoscaling:TerminateInstanceInAutoScalingGroup for that. It changes in place."
+  type        = bool
+  default     = false
+  nullable    = false
+}
+
 variable "slots" {
   description = "The slots of each node, for the manifest. kind: partition, gpu, chip, cores, host, cpu."
   type        = list(object({ index = number, kind = string, accelerator = optional(string), profile = optional(string), gpu = optional(number) }))

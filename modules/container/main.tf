@@ -179,6 +179,7 @@ locals {
     DELIVERED   = local.volumes.delivered
     LABELS      = join("\n", [for key, value in var.labels : "${key}=${value}"])
     WAIT        = var.wait_seconds
+    RESTART     = var.restart
   })
 }
 

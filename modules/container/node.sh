@@ -162,7 +162,7 @@ make() {
   engine volume inspect "$DELIVERED" >/dev/null 2>&1 || fail "the volume $DELIVERED with the runner and the secret of the fleet is gone: destroy the pool and deploy it again"
   arguments=$(gpu_arguments && network_arguments && label_arguments)
   # Neither the secret nor its copies are in what an image of this container would hold.
-  set -- create --name "$CONTAINER" --user 0 --restart always --security-opt no-new-privileges --shm-size 8g \
+  set -- create --name "$CONTAINER" --user 0 --restart "${RESTART:-always}" --security-opt no-new-privileges --shm-size 8g \
     --volume "$DELIVERED:/opt/skyinfra/delivered:ro" --tmpfs /etc/skyinfra:mode=0755 --tmpfs /run/skyinfra:mode=0755
   [ -z "$STATE" ] || set -- "$@" --volume "$STATE:/var/lib/skyinfra-head"
   lines=$(mktemp "$folder/XXXXXX")

@@ -39,6 +39,18 @@ variable "user_data_revision" {
   default     = null
 }
 
+variable "restart" {
+  description = "When the engine starts a container again that has ended: always, or on-failure, where nodes end that nothing uses."
+  type        = string
+  default     = "always"
+  nullable    = false
+
+  validation {
+    condition     = contains(["always", "on-failure"], var.restart)
+    error_message = "restart: always or on-failure."
+  }
+}
+
 variable "slots" {
   description = "The slots of each node, for the manifest. kind: partition, gpu, chip, cores, host, cpu."
   type        = list(object({ index = number, kind = string, accelerator = optional(string), profile = optional(string), gpu = optional(number) }))

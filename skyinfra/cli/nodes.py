@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from skyinfra.cli.options import Fleet, Json, Lines, NodeName, Wide, write
+from skyinfra.declared import seconds_of
 from skyinfra.deploy.cost import FREE, running_cost
 from skyinfra.deploy.kept import GONE, kept_jobs, why_gone
 from skyinfra.errors import InvalidField, NodeError, SkyinfraError, counted
@@ -82,6 +83,26 @@ def _show_findings(found: dict[str, list[Finding]]) -> None:
                 out.print(f"{name}, {escape(line.what)}: {escape(line.to_do)}", soft_wrap=True)
     wrong = sum(line.result == "wrong" for lines in found.values() for line in lines)
     out.print(f"{counted(len(found), 'node')}, {wrong} wrong")
+
+
+@app.command()
+def keep(
+    fleet: Fleet, length: Annotated[str, typer.Argument(metavar="TIME", help="Such as 45m or 2h; 0 ends it.")] = "2h"
+) -> None:
+    """Keep a fleet from being idle for a time from now on. Its max_lifetime counts on."""
+    try:
+        seconds = 0.0 if length == "0" else seconds_of(length)
+    except ValueError as error:
+        message, _, hint = str(error).partition("\n")
+        raise InvalidField(message, field="TIME", given=length, hint=hint) from None
+    with asked(fleet) as pool:
+        state = pool.look().state
+        pool.keep(seconds)
+    if not seconds:
+        typer.echo(f"{fleet} is kept no longer: it is idle from its last use on.")
+    else:
+        ends = "" if state is None or state.ends else " No node of it ends itself, though."
+        typer.echo(f"{fleet} is not idle for {length}.{ends}")
 
 
 @app.command()

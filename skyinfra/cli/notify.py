@@ -94,6 +94,7 @@ def notifying_of_sick(targets: Sequence[str], pool: Questions) -> Iterator[None]
 
 def _watch(targets: Sequence[str], pool: Questions, over: threading.Event) -> None:
     known: set[str] = set()
+    stopping: set[str] = set()
     while True:
         # The task itself will say what is wrong.
         with contextlib.suppress(SkyinfraError, OSError, RuntimeError):
@@ -103,6 +104,10 @@ def _watch(targets: Sequence[str], pool: Questions, over: threading.Event) -> No
                 if node not in known:
                     send(targets, Notice(pool.manifest.fleet, f"node {node}", "sick", problem=why))
             known = set(sick)
+            for node, text in sorted(state.stops.items()) if state is not None else ():
+                if node not in stopping:
+                    send(targets, Notice(pool.manifest.fleet, f"node {node}", "stops", problem=text))
+                    stopping.add(node)
         if over.wait(_LOOK_S):
             return
 

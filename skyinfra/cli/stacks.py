@@ -22,6 +22,7 @@ from skyinfra.deploy.apply import carry_out, planned
 from skyinfra.deploy.cost import Cost, cost_of
 from skyinfra.deploy.disks import kept_lines
 from skyinfra.deploy.kept import keep_before
+from skyinfra.deploy.missing_nodes import ended_nodes
 from skyinfra.deploy.orphans import Orphan, find_orphans, forget, stack_to_destroy
 from skyinfra.deploy.spending import holdings, program_of
 from skyinfra.deploy.transitions import transitions
@@ -312,10 +313,13 @@ class Approval:
 
 
 def show_endings(stack: SynthesizedStack, plan: Plan, *, to_stderr: bool = False) -> bool:
-    """Prints the nodes that *plan* replaces, destroys, or stops and starts, why, and what runs there.
+    """Prints the nodes that have ended themselves, and those that *plan* replaces, destroys, or stops and starts, why,
+    and what runs there.
 
-    Returns whether there are any.
+    Returns whether there are any of these.
     """
+    for line in ended_nodes(stack, plan):
+        tables.console(to_stderr=to_stderr).print(f"[yellow]{escape(line)}[/]", soft_wrap=True)
     found = endings(stack, plan)
     for ending in found:
         tables.console(to_stderr=to_stderr).print(f"[red]{escape(str(ending))}[/]", soft_wrap=True)

@@ -156,6 +156,9 @@ def _print_stack(status: dict[str, Any]) -> None:
                 out.print(f"[red]{escape(text)}[/]. `skyinfra doctor {pool['fleet']}` says more.", soft_wrap=True)
             if node["unwatched"]:
                 out.print(f"{node['name']}: {escape(node['unwatched'])}", soft_wrap=True)
+            if node["stops"]:
+                text = f"{node['name']} {node['stops']}. `skyinfra keep {pool['fleet']} 2h` keeps it from being idle."
+                out.print(f"[yellow]{escape(text)}[/]", soft_wrap=True)
             if node["drain_reason"]:
                 out.print(f"{node['name']} is {node['state']}: {escape(node['drain_reason'])}", soft_wrap=True)
     if run := status.get("last_run"):

@@ -57,6 +57,10 @@ class Questions:
         found = self._fleet.from_head(self._fleet.connection.running())
         return {slot: [RunningTask(*each) for each in tasks] for slot, tasks in found.items()}
 
+    def keep(self, seconds: float) -> float:
+        """Keeps the fleet from being idle for so many seconds from now on; 0: no longer. Raises `FleetUnreachable`."""
+        return self._fleet.from_head(self._fleet.connection.keep(seconds))
+
     def look(self) -> Snapshot:
         """Returns the fleet as its head describes it now. Raises `FleetUnreachable`."""
         return self._fleet.look()

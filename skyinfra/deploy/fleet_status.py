@@ -258,6 +258,7 @@ def _node_status(manifest: Manifest, node: ManifestNode, now: Snapshot | None, t
         "leaving": out_of_service,  # its name in the version before
         "sick": why_sick,
         "unwatched": reported.unwatched.get(node.name) if reported else None,
+        "stops": reported.stops.get(node.name) if reported else None,
         "behind": bool(reported and node.name in reported.behind),
         "slots": sorted(slots, key=lambda slot: int(slot["worker"])),
         "gpus": strips(

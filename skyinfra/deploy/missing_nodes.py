@@ -1,19 +1,26 @@
-"""Nodes that are gone without Terraform's knowledge: a cloud restarts its machines, here a deploy does."""
+"""Nodes that are gone without Terraform's knowledge: a cloud restarts its machines, here a deploy does.
+
+Those that have ended themselves are gone in the same way, and a deploy makes them anew.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from skyinfra.errors import InvalidManifest
+from skyinfra.errors import InvalidManifest, counted
+from skyinfra.node.folder import NodeDirectory
 from skyinfra.protocol import _schema
 from skyinfra.protocol._schema import EngineHost, Name
 from skyinfra.protocol.manifest import Manifest
+from skyinfra.providers import machines_of
+from skyinfra.terraform.program import Plan
 from skyinfra.terraform.synthesized import SynthesizedStack
 
 
@@ -29,6 +36,43 @@ def lost_nodes(stack: SynthesizedStack) -> list[str]:
         elif manifest.provider == "container":
             lost += _containers(stack, name, manifest)
     return lost
+
+
+def ended_nodes(stack: SynthesizedStack, plan: Plan) -> list[str]:
+    """Returns a sentence for each pool that declares an end of its nodes, and whose nodes *plan* finds gone."""
+    limits = ("stop_after_idle", "max_lifetime")
+    sentences = []
+    for pool in stack.pools if not plan.empty else ():
+        declared = ", ".join(f"{name}={pool[name]}" for name in limits if pool.get(name))
+        gone = _gone(pool["name"], plan) if declared else 0
+        if gone and pool.get("head"):
+            gone = int(pool["nodes"]) + 1  # those of a group are not in the state
+        if gone:
+            said = _said(stack, pool) or f"as {declared} has it, probably"
+            back = f"a deploy brings {gone} back. Volumes and the jobs of its head are still there."
+            sentences.append(f"{pool['name']}: {counted(gone, 'node')} ended without a deploy, {said}; {back}")
+    return sentences
+
+
+def _gone(pool: str, plan: Plan) -> int:
+    """Returns how many nodes of *pool* a refresh has not found, or a deploy starts again."""
+    machines = [each for each in plan.gone if _is_machine(pool, each)]
+    again = [each for each, why in plan.reasons.items() if why == "requested" and each.startswith(f"module.{pool}.")]
+    return len(machines) or len([each for each in again if re.search(r"terraform_data\.(head|worker\[)", each)])
+
+
+def _is_machine(pool: str, address: str) -> bool:
+    type = address.removeprefix(f"module.{pool}.").partition(".")[0]
+    return address.startswith(f"module.{pool}.") and machines_of(type, {}) is not None
+
+
+def _said(stack: SynthesizedStack, pool: dict[str, Any]) -> str | None:
+    """Returns why the head of a local *pool* says that it has ended; None for others."""
+    root = stack.modules.get(pool["name"], {}).get("root") if pool["provider"] == "local" else None
+    if root is None:
+        return None
+    status = NodeDirectory(stack.folder / root / stack.name / pool["name"] / f"{pool['name']}-0").status()
+    return status.stops if status is not None and status.state == "stopped" else None
 
 
 def _processes(stack: SynthesizedStack, name: str, manifest: Manifest) -> Iterator[str]:

@@ -233,10 +233,12 @@ def accounts(resources: Sequence[Resource]) -> str:
 def refuse_gone(stack: SynthesizedStack, resources: Sequence[Resource], plan: Plan, *, destroy: bool) -> None:
     """Raises `WrongAccount` where *plan*, of a deploy or a destroy, finds no machine of a pool, nor all of the rest.
 
-    That is how credentials of another account look where the provider has no account to compare. What is taken back
-    or removed by hand is a machine, and leaves the rest. Machines that are all that a pool has are not judged.
+    That is how credentials of another account look where the provider has no account to compare. What is taken back,
+    was removed by hand, or has ended itself is a machine, which takes along what is attached to it, and leaves the
+    rest. Machines that are all that a pool has are not judged.
     """
-    made = [each.resource for each in _made(resources)]
+    found = _made(resources)
+    made = [each.resource for each in found if each.resource.type not in each.data.terraform.get("attached", ())]
     gone = set(plan.gone)
     if destroy and plan.run is None:
         # Of a destroy Terraform says nothing about what it has not found; it does not destroy that.

@@ -16,11 +16,11 @@ from skyinfra.bootstrap import runner_wheel
 from skyinfra.bootstrap.steps import carries_runner
 from skyinfra.compiler import compile_pools
 from skyinfra.deploy.apply import carry_out, hint_for
-from skyinfra.deploy.cost import cost_of
+from skyinfra.deploy.cost import FREE, cost_of
 from skyinfra.deploy.kept import keep_before
 from skyinfra.deploy.reporting import Line
 from skyinfra.deploy.spending import described, since, spent
-from skyinfra.errors import FleetError, ProjectError, SkyinfraError, TerraformError, counted
+from skyinfra.errors import FleetError, NotSupported, ProjectError, SkyinfraError, TerraformError, counted
 from skyinfra.terraform import blocks
 from skyinfra.terraform.backends import LocalState
 from skyinfra.terraform.blocks import Opened, folder_of
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 # For how long machines of a cloud may boot, in seconds.
 PATIENCE_S = 900.0
+# After which nodes end that nobody uses, where a block says nothing else.
+_IDLE = "30m"
 
 # The sessions of the pools whose blocks are open, by the identity of the pool, which each session holds.
 _open: dict[int, Session] = {}
@@ -65,7 +67,9 @@ class Session:
     """
 
     def __init__(self, pool: ComputePool) -> None:
-        self.pool = pool
+        # The sessions are found by its identity.
+        self._given = pool
+        self.pool, self._ends = with_end(pool)
         self.stack = pool.stack or "session"
         self.base = Path.cwd()
         self.folder = folder_of(self.base, self.stack)
@@ -101,6 +105,8 @@ class Session:
         from skyinfra.client import connect
         from skyinfra.client.lookup import wait_until_ready
 
+        if self._ends:
+            sys.stderr.write(f"{self.stack}: {self._ends}\n")
         line.begin(f"deploying {described(stack.pools)}")
         carry_out(stack, line=line)
         manifest = stack.fleet(self.pool.name)
@@ -193,6 +199,23 @@ class Session:
 
         if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             self._previous_handler = signal.signal(signal.SIGTERM, leave)
+
+
+def with_end(pool: ComputePool) -> tuple[ComputePool, str]:
+    """Returns *pool* with the idle time that a block gives it, and what to say of its end; empty for a declared one.
+
+    A program that was killed never comes back to destroy what it has made. Nothing but what is declared ends tasks that
+    run, so there is no lifetime.
+    """
+    if pool.stop_after_idle is not None or pool.max_lifetime is not None or pool.provider.kind in FREE:
+        return pool, ""
+    limited = pool.model_copy(update={"stop_after_idle": _IDLE})
+    try:
+        compile_pools([limited], pool.stack or "session")
+    except NotSupported as error:
+        return pool, f"nothing stops it if this program does not come back: {error.message}"
+    never = 'sky.ComputePool(..., stop_after_idle="never") keeps it'
+    return limited, f"its nodes end themselves when nothing has used them for {_IDLE}; {never}"
 
 
 def _keep_jobs(stack: SynthesizedStack, plan: Plan, *, project: Path) -> None:

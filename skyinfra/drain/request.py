@@ -23,6 +23,10 @@ VERSION = 1
 OPERATOR = "operator"
 UPGRADE = "upgrade"
 ENDING = "ending"
+IDLE = "idle"
+LIFETIME = "lifetime"
+# Those after which the node ends.
+LAST = (ENDING, IDLE, LIFETIME)
 # An upgrade that was abandoned keeps a node out of service for no longer, after its tasks' time.
 _ABANDONED_S = 600.0
 
@@ -39,9 +43,9 @@ class Drain(
 ):
     """The content of ``drain.json``.
 
-    by: `OPERATOR`, `UPGRADE`, `ENDING`, or the name of the provider. why: for people. until: Unix time at which running
-    tasks are ended; None where they may end by themselves. boot: in which it holds; None for every boot. if_others:
-    drain only where another node of the fleet has slots in service, because the preemption is not certain.
+    by: `OPERATOR`, `UPGRADE`, one of `LAST`, or the name of the provider. why: for people. until: Unix time at which
+    running tasks are ended; None where they may end by themselves. boot: in which it holds; None for every boot.
+    if_others: drain only where another node of the fleet has slots in service, because the preemption is not certain.
     """
 
     version: int

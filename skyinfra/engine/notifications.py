@@ -47,7 +47,8 @@ class Webhook:
 class Notice:
     """The end of a job, or of a script that a client waited for; or that a node is sick while a job has not ended.
 
-    state: ``done``, ``failed`` or ``cancelled``; ``sick`` of a node, whose name is ``node NAME`` then. seconds: those
+    state: ``done``, ``failed`` or ``cancelled``; of a node, whose name is ``node NAME`` then, ``sick`` or
+    ``stops``: it ends itself soon. seconds: those
     of its last attempt. slot: where that ran. exit_code: of a script, as a shell gives it. id: of a job. None: not
     known.
     """

@@ -157,14 +157,14 @@ def _s3_request(url: str) -> urllib.request.Request:
 
 
 def signed(url: str, *, region: str, service: str, credentials: dict[str, str], now: str) -> dict[str, str]:
-    """The headers of a GET of *url*, which has no query, by AWS Signature Version 4. *now*: ``20260102T030405Z``."""
+    """The headers of a GET of *url*, whose query is sorted, by AWS Signature Version 4. *now*: ``20260102T030405Z``."""
     parts = urllib.parse.urlsplit(url)
     headers = {"host": parts.netloc, "x-amz-content-sha256": _EMPTY, "x-amz-date": now}
     if credentials.get("Token"):
         headers["x-amz-security-token"] = credentials["Token"]
     names = ";".join(sorted(headers))
     lines = [f"{name}:{headers[name]}" for name in sorted(headers)]
-    canonical = "\n".join(["GET", parts.path or "/", "", *lines, "", names, _EMPTY])
+    canonical = "\n".join(["GET", parts.path or "/", parts.query, *lines, "", names, _EMPTY])
     scope = f"{now[:8]}/{region}/{service}/aws4_request"
     text = "\n".join(["AWS4-HMAC-SHA256", now, scope, hashlib.sha256(canonical.encode()).hexdigest()])
     key = ("AWS4" + credentials["SecretAccessKey"]).encode()

@@ -88,6 +88,11 @@ class Jobs:
         """Returns the resources that each job asks for which waits to be started, by id."""
         return {identity: job.record.resources for identity, job in self._jobs.items() if job.waits}
 
+    @property
+    def any(self) -> bool:
+        """Whether a job runs, or waits for a slot; one that waits for a secret alone does not count."""
+        return any(not (job.info.over or job.lacks) for job in self._jobs.values())
+
     async def stop(self) -> None:
         """See `Queue.stop`. Clients that wait are answered: their scheduler is about to close."""
         await self._queue.stop()
@@ -152,6 +157,10 @@ class Jobs:
     def tell_sick(self, node: str, why: str) -> None:
         """Tells the webhooks of jobs that have not ended that *node* is sick, and *why*."""
         self._notices.sick(node, why)
+
+    def tell_stops(self, node: str, text: str) -> None:
+        """Tells the webhooks of jobs that have not ended that *node* ends itself soon."""
+        self._notices.sick(node, text, state="stops")
 
     def _send_notices(self, job: Job) -> None:
         """Tells the webhooks of *job*, which has ended; its record says what became of it then."""

@@ -174,6 +174,11 @@ class Leases:
                     self.report(gang, rank, died=True)
 
     @property
+    def any(self) -> bool:
+        """Whether a gang has slots, or waits for some."""
+        return bool(self._gangs)
+
+    @property
     def taken(self) -> set[str]:
         """The slots that gangs have."""
         return {slot for found in self._gangs.values() for slot in found.slots}

@@ -66,10 +66,13 @@ class Notices:
             self._sending.add(task)
             task.add_done_callback(self._sending.discard)
 
-    def sick(self, node: str, why: str) -> None:
-        """Tells the webhooks of all jobs that have not ended that *node* takes no tasks, and *why*; returns at once."""
+    def sick(self, node: str, why: str, *, state: str = "sick") -> None:
+        """Tells the webhooks of all jobs that have not ended that *node* takes no tasks, and *why*; returns at once.
+
+        state: ``stops`` of one that ends itself soon.
+        """
         for pool, webhook in {each.url: (pool, each) for pool, found in self._kept.values() for each in found}.values():
-            notice = Notice(pool, f"node {node}", "sick", problem=why)
+            notice = Notice(pool, f"node {node}", state, problem=why)
             task = asyncio.create_task(self._post(webhook, notice), name=f"notice of {node}")
             self._sending.add(task)
             task.add_done_callback(self._sending.discard)
@@ -87,13 +90,13 @@ class Notices:
             problem = await _in_thread(lambda: post(webhook, notice))
         if problem is None:
             return Notification(webhook.host, "sent")
-        what = f"{notice.name} is sick" if notice.state == "sick" else f"job {notice.name}"
+        what = notice.name if notice.state in ("sick", "stops") else f"job {notice.name}"
         logger.warning("%s: %s was not notified of %s: %s", what, webhook.host, _of(notice), problem)
         return Notification(webhook.host, "failed", problem)
 
 
 def _of(notice: Notice) -> str:
-    return "that" if notice.state == "sick" else "its end"
+    return {"sick": "that it is sick", "stops": "that it stops"}.get(notice.state, "its end")
 
 
 def forgotten(info: JobInfo) -> tuple[Notification, ...]:

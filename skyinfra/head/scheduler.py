@@ -24,6 +24,7 @@ from skyinfra.head.records import PERIOD_S, Records
 from skyinfra.head.secrets import HeadSecrets
 from skyinfra.head.spreading import spread
 from skyinfra.head.tunnel import Forwards, Tunnel
+from skyinfra.idle.use import FleetUse
 from skyinfra.protocol import calls, fleet, rpc, services
 from skyinfra.protocol.fleet import FleetLayout, FleetState, FollowState, NodeFailure
 from skyinfra.protocol.instance import SICK_KEY, STARTUP_KEY
@@ -94,6 +95,9 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         self._records = Records(self)
         self.add_plugin(self._records)
         self.add_plugin(Adoption(claim))
+        # Whether a job waits or runs: the runner of the head sets it.
+        self.has_jobs: Callable[[], bool] = lambda: False
+        self.use = FleetUse(self._busy)
         self._leases = Leases(self._slots_in_service, self.clients.__contains__, self._nodes_behind)
         own = rpc.handlers(
             services.layout.by(self._hand_on),
@@ -101,6 +105,8 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
             services.promise.by(self.promise),
             services.leave.by(self.leave),
             services.report.by(self.note_problems),
+            services.use.by(self.use.report),
+            services.keep.by(self.use.keep),
             services.running.by(lambda: tasks_on_slots(self)),
             services.wait_inside.by(self.wait_inside),
             services.records.by(self._records.records),
@@ -113,7 +119,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         self.periodic_callbacks["skyinfra-spread"] = PeriodicCallback(lambda: spread(self, self.leased), _SPREAD_MS)
         self.periodic_callbacks["skyinfra-count"] = PeriodicCallback(self._records.count, PERIOD_S * 1000)
         self.handlers[PARK] = self.keep_parked
-        self.handlers[forwarding.OPERATION] = Forwards().join
+        self.handlers[forwarding.OPERATION] = Forwards(self.use.note).join
 
     async def listen(self, *arguments: Any, **keywords: Any) -> None:
         """Listens as Dask does; what others say runs no code here."""
@@ -169,6 +175,11 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         if unwatched is not None:
             self._unwatched[node] = unwatched
 
+    def _busy(self) -> bool:
+        """Returns whether a task runs or waits, a job or a gang is there that has not ended, or a client sends one."""
+        tasks = self.queued or self.unrunnable or any(worker.processing for worker in self.workers.values())
+        return bool(tasks) or self._leases.any or self.has_jobs()
+
     @contextlib.contextmanager
     def _noting_sick(self) -> Iterator[None]:
         """Tells who is to hear of it of each node that becomes sick in the body."""
@@ -216,7 +227,8 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
             self.declared_secrets,
         )
         unwatched = {node: what for node, what in self._unwatched.items() if node not in self._out_of_service}
-        problems = {"sick": self._sick(), "unwatched": unwatched}
+        problems: dict[str, object] = {"sick": self._sick(), "unwatched": unwatched}
+        problems |= {"ends": self.use.ends, "stops": dict(self.use.stops)}
         return {**super().identity(n_workers), STARTUP_KEY: state.to_json(), SICK_KEY: problems}
 
     async def handle_worker(self, comm: Comm, worker: str) -> None:
@@ -259,6 +271,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
 
         waited: how long it did so before it was sent, in seconds.
         """
+        self.use.note()
         self._records.came(key, waited)
         dask_scheduler.create_task(self, client, key, (execute.run, header, bytes(call)), resources)
 

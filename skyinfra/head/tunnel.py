@@ -11,6 +11,7 @@ import contextlib
 import importlib.util
 import itertools
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -150,9 +151,13 @@ class _Meeting:
 
 
 class Forwards:
-    """Joins the connections of clients and nodes that have the same ticket; see `skyinfra.engine.forwarding`."""
+    """Joins the connections of clients and nodes that have the same ticket; see `skyinfra.engine.forwarding`.
 
-    def __init__(self) -> None:
+    *on_data*: is called for what either says.
+    """
+
+    def __init__(self, on_data: Callable[[], object] = lambda: None) -> None:
+        self._on_data = on_data
         self._waiting: dict[str, _Meeting] = {}
         self._there = 0
 
@@ -177,7 +182,7 @@ class Forwards:
         self._there += 1
         try:
             with contextlib.suppress(TimeoutError):
-                await _pass_on(comm, await within(meeting.other, JOIN_S))
+                await _pass_on(self._on_data, comm, await within(meeting.other, JOIN_S))
         finally:
             self._there -= 1
             if self._waiting.get(ticket) is meeting:
@@ -185,13 +190,13 @@ class Forwards:
             meeting.over.set()
 
 
-async def _pass_on(*comms: Comm) -> None:
+async def _pass_on(on_data: Callable[[], object], *comms: Comm) -> None:
     """Passes the messages of two connections on to each other, until one is closed; closes both."""
     first, second = comms
     with contextlib.suppress(OSError):
         for comm in comms:
             await comm.write(await rpc.answered(_joined()))
-        copying = [asyncio.ensure_future(_copy(first, second)), asyncio.ensure_future(_copy(second, first))]
+        copying = [asyncio.ensure_future(_copy(*pair, on_data)) for pair in ((first, second), (second, first))]
         try:
             await asyncio.wait(copying, return_when=asyncio.FIRST_COMPLETED)
             # Not by cancelling: a connection loses what it has not sent then.
@@ -202,10 +207,11 @@ async def _pass_on(*comms: Comm) -> None:
             await asyncio.gather(*copying, return_exceptions=True)
 
 
-async def _copy(source: Comm, target: Comm) -> None:
+async def _copy(source: Comm, target: Comm, on_data: Callable[[], object]) -> None:
     with contextlib.suppress(OSError, SkyinfraError):
         while True:
             await target.write(await source.read())
+            on_data()
 
 
 async def _closed(comm: Comm) -> None:

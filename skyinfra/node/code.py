@@ -20,6 +20,7 @@ ROOMS = (
     "first_boot",
     "gpu",
     "head",
+    "idle",
     "mig",
     "node",
     "program",

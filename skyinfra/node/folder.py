@@ -59,6 +59,7 @@ class Status:
     waits_for: what a draining node waits for, a sentence for each slot.
     drain_reason: why the node is drained, or None. unwarned: why no preemption notice can be read, or None.
     unwatched: what is missing of that which starts the runner again or reads for it, or None.
+    stops: that the node ends soon, or why it has ended by itself, or None.
     """
 
     fleet: str
@@ -77,6 +78,7 @@ class Status:
     drain_reason: str | None = None
     unwarned: str | None = None
     unwatched: str | None = None
+    stops: str | None = None
 
     def dumps(self) -> str:
         """Returns the text of ``status.json``."""
@@ -91,6 +93,7 @@ class Status:
             "leaving": self.drain_reason,  # its name in the version before
             "unwarned": self.unwarned,
             "unwatched": self.unwatched,
+            "stops": self.stops,
             "slots": [slot.to_json() for slot in self.slots],
         }
         return json.dumps(document, indent=1) + "\n"
@@ -110,6 +113,7 @@ class Status:
             drain_reason=document.get("drain_reason", document.get("leaving")),
             unwarned=document.get("unwarned"),
             unwatched=document.get("unwatched"),
+            stops=document.get("stops"),
         )
 
 

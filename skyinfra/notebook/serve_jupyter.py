@@ -18,7 +18,8 @@ import sys
 import time
 from pathlib import Path
 
-from skyinfra.protocol.instance import NODE_DIRECTORY, instance_info
+from skyinfra.protocol.instance import NODE_CONFIG, NODE_DIRECTORY, instance_info
+from skyinfra.protocol.nodeconfig import NodeConfig
 
 # The exit code where the node has no Jupyter.
 MISSING = 78
@@ -59,6 +60,7 @@ def main() -> int:
     options += [f"--ServerApp.root_dir={root}", "--ServerApp.allow_remote_access=False", "--log-level=WARN"]
     # In containers of marketplaces tasks are root; what the token admits could be so anyway.
     options += ["--allow-root"] if os.geteuid() == 0 else []
+    options += _limits()
     process = subprocess.Popen(
         [sys.executable, "-m", name, *options],
         cwd=root,
@@ -70,6 +72,24 @@ def main() -> int:
     if port is not None:
         print(json.dumps({_MARK: [slot.node, port, f"{page}?token={token}"]}), flush=True)
     return process.wait()
+
+
+def _limits() -> list[str]:
+    """Returns the options by which Jupyter ends once nothing runs in it, on a node that ends when nobody uses it.
+
+    https://jupyter-server.readthedocs.io/en/latest/other/full-config.html (2026-11-26).
+    """
+    file = os.environ.get(NODE_CONFIG)
+    # A node of the version before, to which this text is sent, knows no such field.
+    idle_s = int(getattr(NodeConfig.load(Path(file)), "idle_seconds", 0)) if file is not None else 0
+    if not idle_s:
+        return []
+    kernels = {"cull_idle_timeout": idle_s, "cull_interval": max(1, idle_s // 10), "cull_connected": True}
+    return [
+        f"--ServerApp.shutdown_no_activity_timeout={idle_s}",
+        f"--TerminalManager.cull_inactive_timeout={idle_s}",
+        *(f"--MappingKernelManager.{name}={value}" for name, value in kernels.items()),
+    ]
 
 
 def _port(process: subprocess.Popen[bytes], runtime: Path) -> int | None:

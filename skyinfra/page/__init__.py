@@ -261,6 +261,8 @@ def _problem(name: str, reported: FleetState | None, found: object) -> str | Non
         return f"leaves: {reported.out_of_service[name]}"
     if reported and (sick := reported.sick_nodes().get(name)):
         return f"is sick, and takes no tasks on {sick}"
+    if reported and name in reported.stops:
+        return reported.stops[name]
     return found.message if isinstance(found, NodeError) else None
 
 

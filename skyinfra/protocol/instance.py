@@ -27,7 +27,7 @@ NODE_DIRECTORY = "SKYINFRA_NODE_DIR"
 NODE_CONFIG = "SKYINFRA_NODE_CONFIG"
 # The key under which a worker's registration carries the same description.
 STARTUP_KEY = "skyinfra"
-# And, of a head, ``sick`` and ``unwatched`` of `skyinfra.protocol.fleet.FleetState`: earlier clients pass them over.
+# And, of a head, those fields of `skyinfra.protocol.fleet.FleetState` that earlier clients do not know and pass over.
 SICK_KEY = "skyinfra-sick"
 # The Dask resource of a slot that is the memory of its device, in MB: a task gets a slot that has as much, or more.
 GPU_MEMORY = "gpu_memory_mb"

@@ -91,6 +91,8 @@ class NodeConfig(
     host of, with one slot for all chips of the node; 0: there is a slot for each accelerator. ``follow``: the layouts
     among which those of the GPUs follow the work; ``accelerator.layouts`` are then those that a node begins with.
     ``secrets``: the names of the secrets that tasks get from their clients, by the variables that hold them.
+    ``idle_seconds``: after how long without use the node ends itself; ``lifetime_seconds``: after how long in any case;
+    0: never.
     """
 
     version: int
@@ -117,11 +119,18 @@ class NodeConfig(
     slice_hosts: int = field(default=0, metadata=_LATER)
     follow: Follow | None = field(default=None, metadata=_LATER)
     secrets: dict[str, str] = field(default_factory=dict, metadata=_LATER)
+    idle_seconds: float = field(default=0.0, metadata=_LATER)
+    lifetime_seconds: float = field(default=0.0, metadata=_LATER)
 
     @property
     def fleet(self) -> str:
         """``STACK/POOL``."""
         return f"{self.stack}/{self.pool}"
+
+    @property
+    def ends_itself(self) -> bool:
+        """Whether the node ends by itself at some time."""
+        return bool(self.idle_seconds or self.lifetime_seconds)
 
     def _check(self, source: str) -> None:
         refuse, accelerator = self._refuse, self.accelerator
@@ -139,7 +148,7 @@ class NodeConfig(
             refuse(wrong, "AMD GPUs of one node have one partition mode", f"{path}.layouts", modes)
         host, _, port = self.scheduler.rpartition(":")
         refuse(not host or not port.isdigit(), "expected HOST:PORT", f"{source}.scheduler", self.scheduler)
-        for name in ("drain_seconds", "grace_seconds"):
+        for name in ("drain_seconds", "grace_seconds", "idle_seconds", "lifetime_seconds"):
             seconds = getattr(self, name)
             refuse(not 0 <= seconds < math.inf, "must be at least 0", f"{source}.{name}", seconds)
         wrong = self.slice_hosts != 0 and (self.slice_hosts < 2 or accelerator is None or any(accelerator.per_gpu))

@@ -1,7 +1,7 @@
 """The differences between providers, as data: ``KIND.toml`` beside this file, read into one `Data` for each.
 
 Tables of the file: about, terraform, boot, traits, lacks, labels, images, fabrics, machines, prices, quotas, preflight,
-errors; a provider leaves out what it has not. Every table carries its source and date, in fields or in a comment.
+errors, idle; a provider leaves out what it has not. Every table carries its source and date, in fields or in a comment.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from skyinfra.accelerators import Accelerator, parse
-from skyinfra.declared import OUTPUT, Declaration
+from skyinfra.declared import OUTPUT, Declaration, Duration
 from skyinfra.errors import InvalidField, NotOffered, NotSupported
 from skyinfra.offers import Offer, Price
 from skyinfra.providers.fabrics import Fabric, fabric_of
@@ -163,6 +163,22 @@ class VolumeData(Declaration):
     date: str
 
 
+class Idle(Declaration):
+    """How a node ends itself, and with it what it costs.
+
+    how: says what becomes of it, for people; empty where it cannot, and *why*. at_least: the shortest idle time, longer
+    than a boot takes. grouped: whether nodes of a machine group can. inputs: of the module, where one is to end.
+    """
+
+    how: str = ""
+    why: str = ""
+    at_least: Duration = "5m"
+    grouped: bool = False
+    inputs: Mapping[str, Any] = Field(default_factory=dict)
+    source: str
+    date: str
+
+
 class About(Declaration):
     """For people: its name, what the nodes are, how nodes and clients find the head, and how far it was tried."""
 
@@ -190,8 +206,8 @@ class Data(Declaration):
     they are in as `source`, and `texts`, patterns, each found in one of the `quotes` (words, and where they stand).
     terraform: name, source and version of the provider, config, the arguments of its block, place, where a resource is
     by the state (see `skyinfra.deploy.places`), inputs, the fields of the class that its module takes as they are,
-    credentials, the environment variables that it reads, and machines: by resource, the attributes that say the type,
-    region and purchase of a machine.
+    credentials, the environment variables that it reads, attached, resources that are gone with a machine, and
+    machines: by resource, the attributes that say the type, region and purchase of a machine.
 
     lacks: why the place has not what a field asks for, by the field of the pool, or of the class as `provider.FIELD`;
     the module has no such input.
@@ -201,7 +217,7 @@ class Data(Declaration):
     have others too, which are called `deployed_as`. prices: of machines without accelerators, in `regions`, a pattern.
     volume: see `VolumeData`. quotas: see `skyinfra.providers.quotas`. preflight: see
     `skyinfra.providers.preflight_requests`. apart: by vendor of accelerators, the kind of the provider that has those
-    of this place; its class is made of this one's.
+    of this place; its class is made of this one's. idle: see `Idle`; None where nobody has looked how.
     """
 
     kind: str
@@ -222,6 +238,7 @@ class Data(Declaration):
     errors: Sequence[Mapping[str, Any]] = ()
     preflight: Asked | None = None
     apart: Mapping[str, str] = Field(default_factory=dict)
+    idle: Idle | None = None
 
     def takes(self, name: str) -> bool:
         """Returns whether its module has the input *name*, one of those that modules have in common."""

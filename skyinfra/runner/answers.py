@@ -44,7 +44,7 @@ class Answers:
     ) -> None:
         self._config = config
         self._directory = directory_of(config)
-        commands = Commands(self._directory.path)
+        self.commands = commands = Commands(self._directory.path)
         files = Files(config, self._directory)
         self._known: dict[str, Callable[..., object]] = {
             questions.DOCTOR: self._doctor,

@@ -73,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     watch = _command(commands, "watch", _watch, "on the head: take over the layout that the provider's tag says")
     watch.add_argument("--once", action="store_true", help="look once")
+    _command(commands, "end", _end, "as root: shut this machine down, where its node configuration declares an end")
     status = _command(commands, "status", _status, "what the node is doing")
     status.add_argument("--json", action="store_true", help="as JSON")
     status.add_argument("--ready", action="store_true", help="exit with 1 unless every slot takes tasks")
@@ -177,6 +178,13 @@ def _watch(options: argparse.Namespace) -> int:
     return drain_cli.watch(watcher.check, once=options.once, pause_s=watcher.pause_s)
 
 
+def _end(options: argparse.Namespace) -> int:
+    from skyinfra.idle import ending
+
+    ending.end(options.config)
+    return 0
+
+
 def _metrics(options: argparse.Namespace) -> int:
     from skyinfra.readings import prometheus
     from skyinfra.runner import metrics
@@ -234,6 +242,8 @@ def _text(status: Status) -> str:
     lines = [f"{status.fleet} node {status.node}: {status.state}"]
     if status.drain_reason:
         lines.append(f"out of service: {status.drain_reason}")
+    if status.stops:
+        lines.append(f"the node {status.stops}" if status.state != "stopped" else f"ended by itself: {status.stops}")
     if status.unwarned:
         lines.append(f"will not be warned before it is taken back: {status.unwarned}")
     if status.unwatched:

@@ -35,6 +35,12 @@ class Commands:
         self._folder = folder
         self._lock = threading.Lock()
         self._running: dict[str, _Command] = {}
+        self._begun = False
+
+    def used(self) -> bool:
+        """Returns whether a program runs, or has run since the last call."""
+        begun, self._begun = self._begun, False
+        return begun or bool(self._running)
 
     def start(self, command: list[str]) -> str:
         """Starts a program and returns its id. Raises `NodeFailed`, `InvalidField`."""
@@ -43,7 +49,7 @@ class Commands:
         with self._lock:
             if len(self._running) >= _AT_ONCE:
                 raise NodeFailed(f"{_AT_ONCE} commands run on this node already", hint="Wait until some have ended.")
-            identity = uuid.uuid4().hex
+            identity, self._begun = uuid.uuid4().hex, True
             try:
                 self._running[identity] = _Command(command, self._folder)
             except (OSError, ValueError) as error:

@@ -110,6 +110,11 @@ class HeadConnection:
                 self.obstacle = cast(SkyinfraError, failed.exceptions[0])
             except* OSError as failed:
                 self.obstacle = NodeFailed(f"the connection to the head broke: {failed.exceptions[0]}")
+            except* asyncio.CancelledError:
+                # Of such a group, which cancels this task too late, in the next round; or by `close`.
+                self.obstacle = NodeFailed("the connection to the head broke")
+            if self._closed:
+                return
             # Another head at its place knows nothing of this node.
             self._news.set()
             self.layout = self.refused = None

@@ -117,6 +117,24 @@ class Membership:
         elif self._scheduler is not None:
             self._scheduler.note_problems(node.name, not_started, unwatched)
 
+    async def report_idle(
+        self, node: Node, idle_s: float, keep_s: float, begun: bool, stops: str | None
+    ) -> tuple[float, float, bool] | None:
+        """Tells the head for how long *node* knows of no use, see `FleetUse.report`; None where it does not answer."""
+        if self._scheduler is not None:
+            return self._scheduler.use.report(node.name, idle_s, keep_s, begun, stops)
+        if self._head_connection is None or self._head_connection.layout is None:
+            return None  # a head that is not there is asked for a long time
+        try:
+            async with head_connection.connection(node) as scheduler:
+                reported = services.use(
+                    scheduler, node=node.name, idle_s=idle_s, keep_s=keep_s, begun=begun, stops=stops
+                )
+                heard = await within(reported, head_connection.ANSWER_S)
+        except (OSError, NotSupported):
+            return None
+        return float(heard[0]), float(heard[1]), bool(heard[2])
+
     async def may_drain(self, node: Node, why: str) -> bool:
         """Returns whether another node of the fleet has slots in service; False where the head does not answer."""
         if node.config.head:
@@ -179,6 +197,8 @@ class Membership:
             # A closing scheduler ends its workers, which start anew with the next one, but for those that run a job.
             self._parts.push_async_callback(jobs.stop)
             self._scheduler.on_sick = jobs.tell_sick
+            self._scheduler.has_jobs = lambda: jobs.any
+            self._scheduler.use.on_stops = jobs.tell_stops
             client = Credentials.derive(node.secret, role="client", name=node.name).security()
             jobs.start(Execution(self._scheduler, relay, client))
             write = functools.partial(desired.follow, self.directory)

@@ -95,7 +95,7 @@ class Reconciler:
             if await pause(self.superseded, _POLL_S):
                 return False
         # A head that is told to end beside this node may have ended already.
-        if drain.by != request.ENDING and await self.membership.join(node) is None:
+        if drain.by not in request.LAST and await self.membership.join(node) is None:
             return False
         self.membership.promise(node, (), drain=drain.why)
         return True

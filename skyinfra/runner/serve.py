@@ -33,6 +33,7 @@ from skyinfra.errors import (
     StateDirectoryError,
 )
 from skyinfra.head import start
+from skyinfra.idle.watch import IdleWatch
 from skyinfra.node.folder import NodeDirectory, State, Status, stamp
 from skyinfra.node.node import Node
 from skyinfra.node.watchdog import Watched
@@ -73,10 +74,17 @@ class Service:
         self._reload = asyncio.Event()
         self._workers = Workers(directory)
         self._figures = TaskFigures(directory, lambda: metrics.measure(path, cheap=True))
-        answers = Answers(path, self._workers.kill_task, self._figures.of, self._figures.all)
+        self._answers = answers = Answers(path, self._workers.kill_task, self._figures.of, self._figures.all)
         self._membership = Membership(directory, self._reload, answers)
         self._reconciler = Reconciler(directory, self._workers, self._membership, self._reload, partitions)
         self._drain = DrainWatch(directory, self._membership.may_drain, self._reload)
+        self._idle = IdleWatch(
+            directory,
+            used=self._uses,
+            closed=lambda: set(self._workers) == self._workers.draining(),
+            report=self._membership.report_idle,
+            ready=lambda: self._reconciler.phase == "serving" and (self._workers.up or self._has_no_slots),
+        )
         self._declared = watch.Declared(path, directory)
         self._watched = Watched(path, directory)
         self._refused_tag = ""
@@ -105,8 +113,9 @@ class Service:
         settings.configure(scratch=self._directory.scratch)
         os.environ[NODE_CONFIG] = str(self._path.absolute())
         # The runner that starts is the one that was waited for, or stays.
-        request.end_of(self._directory, request.UPGRADE, request.ENDING)
+        request.end_of(self._directory, request.UPGRADE, *request.LAST)
         applying = asyncio.create_task(self._apply(anew=True))
+        idling = asyncio.create_task(self._idle.run())
         measuring = asyncio.create_task(self._figures.run(self._changes_gpus))
         watching = asyncio.create_task(self._workers.watch_devices(self._changes_gpus))
         try:
@@ -132,6 +141,10 @@ class Service:
                 self._publish()
                 if self._ending and self._reconciler.phase == "drained" and self._membership.alone:
                     break
+                if idling.done():
+                    idling.result()
+                if self._idle.by_itself:
+                    break
                 if self._published is not None:
                     # Configuration and secret are read, and the loop runs: from here on systemd watches it.
                     self._systemd.alive(": ".join((self._published.state, *(self._published.error or ()))))
@@ -140,10 +153,18 @@ class Service:
             self._systemd.stopping()
             measuring.cancel()
             watching.cancel()
+            idling.cancel()
             await self._end(applying)
 
     def _changes_gpus(self) -> bool:
         return self._reconciler.phase == "partitioning"
+
+    @property
+    def _has_no_slots(self) -> bool:
+        return self._node is not None and self._node.config.scheduler_only
+
+    async def _uses(self) -> bool:
+        return self._answers.commands.used() or bool(await self._workers.busy(kept=False))
 
     def _terminate(self) -> None:
         """Ends the service, after a drain where the node has a grace. Batch systems send the signal several times."""
@@ -218,6 +239,7 @@ class Service:
         found = await self._find_desired(loaded)
         node = replace(loaded, config=found.config)
         self._node, self._desired = node, found
+        self._idle.update(node)
         self._membership.offer(found.layout)
         drain = await self._drain.wanted(node)
         if drain is not None:
@@ -289,6 +311,8 @@ class Service:
             state = "failed"
         error = self._error or self._membership.obstacle or self._desired.refused
         error = error or self._declared.refused or self._membership.refused
+        if error is None and self._idle.problem is not None:
+            error = NodeFailed(self._idle.problem)
         problem = (type(error).__name__, str(error)) if error is not None else None
         if error is None and state == "serving" and self._workers.problems:
             problem = "NodeFailed", "; ".join(self._workers.problems)
@@ -312,4 +336,5 @@ class Service:
             drain_reason=self._drain.drain.why if self._drain.drain is not None else None,
             unwarned=self._directory.unwarned(),
             unwatched=self._watched.missing,
+            stops=self._idle.over or self._idle.stops,
         )

@@ -118,8 +118,11 @@ class SlotSupervisor:
         left = Unfinished(tuple(answer["running"]), answer["kept"])
         return left if left != Unfinished() else None
 
-    async def busy(self) -> bool:
-        """Whether a task runs on the slot, or its results are still to be fetched; also where it does not answer."""
+    async def busy(self, *, kept: bool = True) -> bool:
+        """Whether a task runs on the slot, or its results are still to be fetched; also where it does not answer.
+
+        Not *kept*: results that are still to be fetched do not count.
+        """
         nanny = self._serving()
         if nanny is None:
             return False
@@ -127,7 +130,7 @@ class SlotSupervisor:
             answer = await self._call_drain(nanny, on=self.draining_since is not None)
         except OSError:
             return True
-        return bool(answer["running"] or answer["kept"])
+        return bool(answer["running"] or (kept and answer["kept"]))
 
     async def resume(self) -> bool:
         """Takes a drained worker back into service; returns whether it is. Where it has `ended`, it cannot be."""

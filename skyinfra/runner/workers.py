@@ -168,10 +168,10 @@ class Workers:
         for key in keys:
             self._running.pop(key, None)
 
-    async def busy(self) -> set[Wanted]:
-        """Returns the workers that have something to finish."""
+    async def busy(self, *, kept: bool = True) -> set[Wanted]:
+        """Returns the workers that have something to finish. Not *kept*: that run a task."""
         pairs = tuple(self._running.items())
-        answers = await asyncio.gather(*(supervisor.busy() for _, supervisor in pairs))
+        answers = await asyncio.gather(*(supervisor.busy(kept=kept) for _, supervisor in pairs))
         return {key for (key, _), busy in zip(pairs, answers, strict=True) if busy}
 
     async def drain(

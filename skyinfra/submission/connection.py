@@ -248,12 +248,19 @@ class Asker:
         if self._any_version and document is not None and document.get("version") != STATE_VERSION:
             document = None
         state = FleetState.read(document) if document is not None else None
-        problems = {"sick": {}, "unwatched": {}, **(identity.get(SICK_KEY) or {})}
+        problems = {"sick": {}, "unwatched": {}, "stops": {}, "ends": False, **(identity.get(SICK_KEY) or {})}
         return Snapshot(
             slots=self._slots(described, "running"),
             # The runner pauses the workers of the slots that go.
             draining=self._slots(described, "paused"),
-            state=state and replace(state, sick=dict(problems["sick"]), unwatched=dict(problems["unwatched"])),
+            state=state
+            and replace(
+                state,
+                sick=dict(problems["sick"]),
+                unwatched=dict(problems["unwatched"]),
+                ends=bool(problems["ends"]),
+                stops=dict(problems["stops"]),
+            ),
         )
 
     async def ask(self, node: str, question: str, arguments: dict[str, Any], wait_s: float) -> Any:
@@ -265,6 +272,10 @@ class Asker:
         except SkyinfraError as error:
             text = str(error) if type(error) is NodeError else f"{type(error).__name__}: {error}"
             raise NodeError(text, field=node) from None
+
+    async def keep(self, seconds: float) -> float:
+        """See `FleetUse.keep`. Raises OSError where the head does not answer, `NotSupported` where it knows no end."""
+        return await within(services.keep(self.head, seconds=seconds), _ANSWER_S)
 
     async def another(self) -> Any:
         """Another connection to the head, on which messages are data. Raises OSError where it does not answer."""

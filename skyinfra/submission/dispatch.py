@@ -31,6 +31,8 @@ from skyinfra.worker import cancellation
 
 # How often the head is asked which slots there are, while somebody waits for a task; at most half of the patience.
 _LOOK_S = 2.0
+# And while nobody does, where nodes may end themselves.
+_IDLE_LOOK_S = 30.0
 # After a connection that failed; Dask needs time to notice that.
 _PAUSE_S = 0.1
 # A task that is cancelled is over within that long, and its last lines are here.
@@ -115,7 +117,7 @@ class Dispatcher:
         self._waiting: dict[str, Waiting] = {}
         self.executor = Executor(connection, cancellation.stop)
         self._background: asyncio.Task[None] | None = None
-        self._answered = time.monotonic()
+        self._answered = self._looked = time.monotonic()
         # The slots that the task holds in which this process is, where they are of this fleet.
         self._held: tuple[str, ...] = ()
         # Since when none of the tasks that it waits for can run.
@@ -279,7 +281,7 @@ class Dispatcher:
         """Ends the waiting for a slot or a head that is gone, and for tasks that are over their time."""
         while True:
             await asyncio.sleep(min(_LOOK_S, self.connection.patience / 2))
-            if not self._waiting:
+            if not self._waiting and not self._may_end():
                 self._answered = time.monotonic()
                 continue
             try:
@@ -297,6 +299,11 @@ class Dispatcher:
                 if self._held:
                     await self._look_inside(now)
 
+    def _may_end(self) -> bool:
+        """Returns whether it is time to look for nodes that end themselves soon, although nobody waits for a task."""
+        state = self._snapshot.state
+        return state is not None and state.ends and time.monotonic() - self._looked > _IDLE_LOOK_S
+
     @property
     def declared_secrets(self) -> dict[str, str]:
         """The names of the secrets that the image declares, by their variables."""
@@ -305,7 +312,9 @@ class Dispatcher:
 
     async def saw(self, now: Snapshot) -> None:
         """Sets the windows to the number of slots *now*."""
-        self._snapshot = now
+        self._snapshot, self._looked = now, time.monotonic()
+        if now.state is not None:
+            self._watcher.warn_of_end(self.connection.manifest.fleet, now.state.stops)
         for target, window in self._windows.items():
             await window.resize(self._places(target))
 

@@ -55,6 +55,14 @@ class Watcher:
         self._bars: dict[str | None, _Bars] = {}
         self._rows: dict[str, _Bars] = {}
         self._said: dict[str, float] = {}
+        self._warned = False
+
+    def warn_of_end(self, fleet: str, stops: dict[str, str]) -> None:
+        """Says once on the standard error that nodes of *fleet* end themselves soon; again where that was put off."""
+        if stops and not self._warned:
+            node, text = min(stops.items())
+            sys.stderr.write(printable(f"{fleet}: {node} {text}; `skyinfra keep {fleet} 2h` keeps an idle one\n", None))
+        self._warned = bool(stops)
 
     def begins(self, keys: Iterable[str]) -> contextvars.Context:
         """The tasks *keys* are sent. What they say is shown in the present context, which it returns, until `ended`."""

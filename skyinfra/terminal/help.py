@@ -4,7 +4,7 @@ from __future__ import annotations
 
 # Groups of commands; those of a subgroup, such as "mig show", stand in the order of the table.
 GROUPS: dict[str, tuple[str, ...]] = {
-    "Start": ("init", "synth", "plan", "deploy", "upgrade", "move", "destroy", "completion"),
+    "Start": ("init", "synth", "plan", "deploy", "upgrade", "move", "keep", "destroy", "completion"),
     "Run": ("run", "jobs", "put", "get", "exec", "ssh", "port-forward", "open"),
     "Look": ("status", "top", "logs", "doctor", "dashboard", "manifest"),
     "Plan": ("recommend", "offers", "mig", "preflight", "iam", "render"),
@@ -18,6 +18,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "deploy": ("stacks", "Create or change what is declared, and wait for the nodes"),
     "upgrade": ("upgrade", "Bring the runner of a fleet to this version of skyinfra"),
     "move": ("upgrade", "Move a pool with its nodes to another stack, or all pools of a stack to its new name"),
+    "keep": ("nodes", "Keep a fleet from being idle for a time from now on"),
     "destroy": ("stacks", "Remove everything a stack created, after keeping its jobs' logs"),
     "completion": ("init", "Print the completion of a shell"),
     "run": ("run", "Run a Python script on one slot"),
@@ -88,6 +89,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     "deploy": ("skyinfra deploy", "skyinfra deploy my-stack --auto-approve --json"),
     "upgrade": ("skyinfra upgrade my-stack/pool", "skyinfra upgrade my-stack/pool --drain 60 --auto-approve"),
     "move": ("skyinfra move old-name new-name", "skyinfra move research/train production"),
+    "keep": ("skyinfra keep my-stack/pool 2h", "skyinfra keep my-stack/pool 0"),
     "destroy": ("skyinfra destroy", "skyinfra destroy my-stack --auto-approve"),
     "completion": ("skyinfra completion bash >> ~/.bashrc", "skyinfra completion fish"),
     "run": (

@@ -182,3 +182,45 @@ def test_it_runs_on_a_slot_until_the_command_ends(
     assert (node.path / "files/Untitled.ipynb").is_file()
     with node.pool() as pool:
         assert pool.get("Untitled.ipynb", tmp_path / "mine.ipynb").is_file()
+
+
+def test_one_that_nobody_uses_ends_on_a_node_that_does(
+    make_node: Callable[..., RunningNode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """skypilot#1306: a Jupyter in the background is never idle."""
+    node = make_node(cpu_slots=1, idle_seconds=1800.0)
+    monkeypatch.setenv("SKYINFRA_NODE_CONFIG", str(node.file))
+    assert serve_jupyter._limits() == [
+        "--ServerApp.shutdown_no_activity_timeout=1800",
+        "--TerminalManager.cull_inactive_timeout=1800",
+        "--MappingKernelManager.cull_idle_timeout=1800",
+        "--MappingKernelManager.cull_interval=180",
+        "--MappingKernelManager.cull_connected=True",
+    ]
+    node.configure(idle_seconds=0.0)
+    assert serve_jupyter._limits() == []
+    monkeypatch.delenv("SKYINFRA_NODE_CONFIG")
+    assert serve_jupyter._limits() == []
+
+
+@pytest.mark.slow
+def test_a_jupyter_that_nobody_uses_ends_and_its_node_after_it(
+    make_node: Callable[..., RunningNode], jupyter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(jupyter)]))
+    node = make_node(cpu_slots=1, idle_seconds=5.0)
+    node.boot()
+    command = [
+        sys.executable,
+        "-m",
+        "skyinfra.cli",
+        "open",
+        "jupyter",
+        str(manifest_of(node, tmp_path)),
+        "--no-browser",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        # The command stays; Jupyter looks once a minute whether it is used.
+        process.communicate(timeout=240)
+    until(lambda: node.directory.holder() is None, "the node has ended")
+    assert node.status().state == "stopped"

@@ -30,17 +30,20 @@ from cdktf import App
 app = App()
 sky.FleetStack(app, "here", pools=[sky.ComputePool(
     name="cpu", nodes={nodes}, provider=sky.Container(engine="podman", image="{image}", {provider}),
-    worker=sky.Worker(concurrency=2), image=sky.Image(wheelhouse="{wheels}", pip=["six"], {declared}))])
+    worker=sky.Worker(concurrency=2), {pool} image=sky.Image(wheelhouse="{wheels}", pip=["six"], {declared}))])
 app.synth()
 """
 MODULE = ROOT / "modules" / "container"
 
 
-def declare(folder: Path, *, nodes: int = 2, image: str = NODE, provider: str = "", declared: str = "") -> Path:
+def declare(
+    folder: Path, *, nodes: int = 2, image: str = NODE, provider: str = "", declared: str = "", pool: str = ""
+) -> Path:
     here = folder / "project"
     here.mkdir(exist_ok=True)
     (here / "cdktf.json").write_text(json.dumps({"app": "python main.py"}))
-    text = PROGRAM.format(nodes=nodes, image=image, provider=provider, declared=declared, wheels=WHEELS)
+    given = {"nodes": nodes, "image": image, "provider": provider, "declared": declared, "pool": pool}
+    text = PROGRAM.format(**given, wheels=WHEELS)
     (here / "main.py").write_text(text)
     return here
 
@@ -139,6 +142,27 @@ def test_what_is_killed_comes_back_and_what_is_declared_changes_no_more(tmp_path
         # Without the network and a container, too.
         clean.run("rm", "-f", "-v", "-a", "-t", "0")
         clean.run("network", "rm", "-f", prefix)
+    finally:
+        skyinfra(here, "destroy", "--auto-approve")
+    assert not left(here) and not processes(here)
+
+
+@pytest.mark.slow
+def test_a_fleet_without_head_and_client_ends_and_comes_back(tmp_path: Path, clean: Engine) -> None:
+    here = declare(tmp_path, pool='stop_after_idle="10s",')
+    deploy(here)
+    try:
+        manifest = Project.find(here).stack("here").fleet("cpu")
+        with open_pool(manifest) as pool:
+            assert pool.submit(sum, [3, 4], detach="over").result(timeout=60) == 7
+        clean.run("kill", next(node.id for node in manifest.nodes if node.head))
+        # No engine starts one again that has ended by itself.
+        until(lambda: not made(clean), seconds=180)
+        assert "2 nodes ended without a deploy" in " ".join(skyinfra(here, "plan").stderr.split())
+        assert deploy(here) == {"~ cpu head", "~ cpu worker cpu-1"}
+        with open_pool(manifest) as pool:
+            assert pool.job("over").result(timeout=60) == 7
+            is_uploaded(pool)
     finally:
         skyinfra(here, "destroy", "--auto-approve")
     assert not left(here) and not processes(here)

@@ -50,6 +50,7 @@ def launch(backend: Any, request: dict[str, Any]) -> Any:
         metadata_options=request.get("MetadataOptions", {}),
         launch_template=request.get("LaunchTemplate", {}),
         client_token=request.get("ClientToken"),
+        instance_initiated_shutdown_behavior=request.get("InstanceInitiatedShutdownBehavior"),
         block_device_mappings=_volumes(backend, request),
     )
     for instance in reservation.instances:

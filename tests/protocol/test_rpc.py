@@ -166,6 +166,8 @@ def test_a_scheduler_answers_its_own_calls_and_those_that_it_is_given() -> None:
         "records",
         "work",
         "wait_inside",
+        "use",
+        "keep",
     )
     # Those two take over the connection that they come on.
     taking = {"skyinfra_park", "skyinfra_forward"}

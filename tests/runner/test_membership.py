@@ -9,9 +9,11 @@ import pytest
 from local_fleets.running_node import RunningNode
 
 from skyinfra.errors import InvalidNodeConfig
+from skyinfra.head import start
 from skyinfra.node.node import Node
 from skyinfra.protocol import services
 from skyinfra.protocol.manifest import Endpoint
+from skyinfra.runner.head_connection import HeadConnection
 from skyinfra.runner.membership import Membership
 
 
@@ -68,3 +70,30 @@ def test_a_node_ends_in_the_same_moment_as_its_head(
     address = make_node("n1", cpu_slots=1).boot().scheduler
     worker = make_node("n2", head=False, scheduler=address, cpu_slots=1)
     asyncio.run(asyncio.wait_for(closes_while_its_head_ends(worker, monkeypatch), 20))
+
+
+async def is_cancelled_from_within(node: RunningNode, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How often the connection asks for its head, where a cancellation that nobody wants comes while it does."""
+    asked, again = 0, asyncio.Event()
+
+    async def cancelled(*_: object, **__: object) -> None:
+        nonlocal asked
+        asked += 1
+        if asked > 2:
+            again.set()
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(start, "check_reachable", cancelled)
+    connection = HeadConnection(Node.load(node.file), lambda _: None, lambda *_: {})
+    await asyncio.wait_for(again.wait(), 20)
+    connection.check()
+    await asyncio.wait_for(connection.close(), 20)
+    return asked
+
+
+def test_a_head_that_is_cut_off_ends_no_runner(
+    make_node: Callable[..., RunningNode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A booted node's ended so, and was started again by systemd."""
+    node = make_node("n2", head=False, scheduler="127.0.0.1:9", cpu_slots=1)
+    assert asyncio.run(is_cancelled_from_within(node, monkeypatch)) >= 3

@@ -76,6 +76,11 @@ class Machine:
         self._thread = threading.Thread(target=self._run, name=self.name)
         self._thread.start()
 
+    @property
+    def off(self) -> bool:
+        """Whether it has shut down, or was."""
+        return self._ended.is_set()
+
     def kill(self) -> None:
         """Takes its power away."""
         self._power = False

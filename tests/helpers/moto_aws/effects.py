@@ -124,6 +124,7 @@ def cases(mine: dict[str, Any]) -> list[Case]:
         ),
         Case("placement_group", "true", {"placement_group": True}),
         Case("layout", "another", {"layout": "b"}),
+        Case("shutdown_terminates", "true", {"shutdown_terminates": True}),
         Case("runner_file", "another", {"runner_file": mine["file"]}, network="given"),
         Case("versions", "others", {"versions": {"python": "3.13", "requirements": ["cloudpickle==3.1.1"]}}),
         Case("scheduler_port", "another", {"scheduler_port": 8787}),

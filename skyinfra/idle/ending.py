@@ -1,0 +1,100 @@
+"""The end of a machine: the runner asks for it, and root, who may, does it.
+
+``skyinfra-end.path`` starts root's part when the request is written. The tasks of a node run as the user who writes it,
+so root looks at nothing of it, and shuts down only where root's own copy of the node configuration declares an end.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import subprocess
+import urllib.error
+import urllib.parse
+import urllib.request
+from pathlib import Path
+from typing import Literal
+
+from skyinfra.drain.notices import ec2_metadata
+from skyinfra.errors import InvalidField, NodeFailed
+from skyinfra.first_boot import fetch
+from skyinfra.node.folder import NodeDirectory
+from skyinfra.protocol.nodeconfig import NodeConfig
+
+Form = Literal["machine", "container", "process"]
+
+REQUEST = "end.request"
+# A machine that is asked to end is gone within that long; then it is asked again.
+PATIENCE_S = 60.0
+_POWEROFF_S = 30.0
+_AWS_S = 30.0
+# https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_TerminateInstanceInAutoScalingGroup.html (2026-11-26)
+_LEAVE = {"Action": "TerminateInstanceInAutoScalingGroup", "Version": "2011-01-01"}
+_SYSTEMD = Path("/run/systemd/system")
+
+
+def form(config: NodeConfig) -> Form:
+    """Returns the form of the node: a machine, which root shuts down, or what ends with its runner."""
+    if config.folder is None:
+        return "process"
+    return "machine" if _SYSTEMD.is_dir() else "container"
+
+
+def ask(directory: NodeDirectory, why: str) -> None:
+    """Asks root to end the machine. Raises `StateDirectoryError`."""
+    directory.write(directory.path / REQUEST, why + "\n")
+
+
+def end(path: Path) -> None:
+    """Shuts this machine down. *path*: of root's copy of the node configuration.
+
+    Raises `InvalidField` where that declares no end, `NodeFailed` where the system does not shut down.
+    """
+    config = NodeConfig.load(path)
+    if not config.ends_itself:
+        raise InvalidField("the node configuration declares no end of this machine", field=str(path))
+    if config.provider == "aws" and _leaves_group():
+        return
+    # Not `halt`, which leaves an instance running that costs as much as before.
+    command = ["systemctl", "--no-block", "poweroff"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_POWEROFF_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NodeFailed(f"the machine cannot be shut down: {error}") from None
+    if done.returncode:
+        raise NodeFailed(f"the machine cannot be shut down: {done.stderr.strip() or done.returncode}")
+
+
+def _leaves_group() -> bool:
+    """Has the Auto Scaling group of this instance terminate it, and start no other; returns False where it is of none.
+
+    The module tags all instances with their roles, and those that it makes itself with the names of their nodes. Raises
+    `NodeFailed`.
+    """
+    role, node = (ec2_metadata(f"tags/instance/skyinfra:{tag}", "whether it is of a group") for tag in ("role", "node"))
+    if role is None or node is not None:
+        return False
+    try:
+        _terminate()
+    except (OSError, ValueError, LookupError) as error:
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()
+        raise NodeFailed(
+            f"its group does not terminate this instance: {error}",
+            hint="Its role needs autoscaling:TerminateInstanceInAutoScalingGroup on that group.",
+        ) from None
+    return True
+
+
+def _terminate() -> None:
+    roles = "iam/security-credentials/"
+    credentials = json.loads(fetch.metadata(roles + fetch.metadata(roles).split()[0]))
+    region, domain = fetch.metadata("placement/region").strip(), fetch.metadata("services/domain").strip()
+    asked = {**_LEAVE, "InstanceId": fetch.metadata("instance-id").strip(), "ShouldDecrementDesiredCapacity": "true"}
+    place = os.environ.get("AWS_ENDPOINT_URL_AUTO_SCALING", f"https://autoscaling.{region}.{domain}")
+    url = f"{place.rstrip('/')}/?{urllib.parse.urlencode(sorted(asked.items()))}"
+    now = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
+    headers = fetch.signed(url, region=region, service="autoscaling", credentials=credentials, now=now)
+    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=_AWS_S):  # noqa: S310
+        pass

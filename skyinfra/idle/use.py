@@ -1,0 +1,67 @@
+"""The use of a whole fleet, as its head knows it: what the head sees itself, and what the nodes report."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+# A node that has reported nothing for that long is gone, or does not count.
+_SILENT_S = 60.0
+
+
+class FleetUse:
+    """When a fleet was used last. *busy*: whether the head has something to do now. *now*: a clock that never jumps.
+
+    stops: says that and when nodes end themselves, once that is near, by their names. on_stops: gets a node and that
+    sentence when it says so first.
+    """
+
+    def __init__(self, busy: Callable[[], bool], now: Callable[[], float] = time.monotonic) -> None:
+        self.stops: dict[str, str] = {}
+        self.on_stops: Callable[[str, str], object] = lambda node, text: None
+        self._busy = busy
+        self._now = now
+        self._used = -math.inf
+        self._kept = -math.inf
+        self._begun = False
+        # For how long a node knows of no use, and when it said so.
+        self._reports: dict[str, tuple[float, float]] = {}
+
+    @property
+    def ends(self) -> bool:
+        """Whether a node of the fleet ends itself at some time: no other one reports its use."""
+        return bool(self._reports)
+
+    def note(self) -> None:
+        """Notes that the fleet is used now."""
+        self._used, self._begun = self._now(), True
+
+    def keep(self, seconds: float) -> float:
+        """Keeps the fleet from being idle for so many *seconds* from now on, 0 for no longer; returns them."""
+        self._kept = self._now() + seconds
+        return max(0.0, seconds)
+
+    def report(
+        self, node: str, idle_s: float, keep_s: float, begun: bool = False, stops: str | None = None
+    ) -> tuple[float, float, bool]:
+        """Notes what *node* knows: for how long there was no use, for how long it is kept, whether there was a use at
+        all. Returns these of the fleet.
+
+        A head that started anew has from its nodes what it has forgotten.
+        """
+        now = self._now()
+        if self._busy():
+            self.note()
+        self._kept = max(self._kept, now + keep_s) if self._kept == -math.inf else self._kept
+        self._reports = {name: report for name, report in self._reports.items() if now - report[1] < _SILENT_S}
+        self._reports[node] = idle_s, now
+        self._begun = self._begun or begun
+        before, self.stops = self.stops, {name: text for name, text in self.stops.items() if name in self._reports}
+        self.stops.pop(node, None)
+        if stops is not None:
+            self.stops[node] = stops
+            if node not in before:
+                self.on_stops(node, stops)
+        least = min(now - self._used, *(idle + now - said for idle, said in self._reports.values()))
+        return least, max(0.0, self._kept - now), self._begun

@@ -1,0 +1,230 @@
+"""Whether a node is to end, and ending it: its slots are closed first, then it looks again, and only then it ends.
+
+Every node has a `IdleWatch` of its own, in its runner, and needs neither the head nor a client for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from skyinfra.drain import request
+from skyinfra.drain.request import Drain
+from skyinfra.errors import InvalidNodeConfig, StateDirectoryError
+from skyinfra.idle import ending
+from skyinfra.idle.meter import FILE, Meter, since_boot, span
+from skyinfra.node.folder import NodeDirectory
+from skyinfra.node.node import Node
+
+logger = logging.getLogger("skyinfra.runner")
+
+# Between two looks, at most this part of the idle time; and where the end is near.
+_LOOK_S, _LOOKS = 20.0, 10
+_NEAR_S, _LOOK_LEAST_S = 5.0, 0.5
+# A fleet that nothing has used yet waits for its other nodes, which boot: machines, containers, processes.
+_FIRST_S = {"machine": 900.0, "container": 300.0, "process": 60.0}
+# Part of the idle time, and of the lifetime, for which its end is announced, and the longest.
+_WARN, _WARN_S = 5, 600.0
+# For how long before the end of its lifetime a node takes no new task.
+_LAST_S = 120.0
+# The meter is written that often, and at each use; a runner that was killed has lost no more.
+_WRITE_S = 30.0
+# Looks at closed slots before the end.
+_AGAIN = 2
+# Terminals: also those of containers.
+_TERMINALS = Path("/dev/pts")
+
+# Reports to the head for how long there was no use, for how long the node is kept, whether there was any use, and what
+# is said of its end; gives what the head knows of these, None where it does not answer.
+Report = Callable[[Node, float, float, bool, str | None], Awaitable[tuple[float, float, bool] | None]]
+
+
+@dataclass(eq=False)
+class IdleWatch:
+    """Watches the node in *directory*.
+
+    used: whether something runs on the node, tasks on closed slots included. closed: whether its slots get no task any
+    more. report: see `Report`. ready: whether every slot is there. over: why the node is to end now; None while it is
+    not. stops: what is said of its end, once that is near. problem: why it has not ended.
+    """
+
+    directory: NodeDirectory
+    used: Callable[[], Awaitable[bool]]
+    closed: Callable[[], bool]
+    report: Report
+    ready: Callable[[], bool]
+    over: str | None = None
+    stops: str | None = None
+    problem: str | None = None
+    _node: Node | None = None
+    _meter: Meter | None = None
+    _written: Meter | None = None
+    _looks: int = 0
+    _terminals: dict[str, tuple[float, float]] | None = None
+    _asked: float | None = None
+    _said: str | None = field(default=None, repr=False)
+
+    def update(self, node: Node) -> None:
+        """Follows the configuration of *node* from now on."""
+        self._node = node
+
+    async def run(self) -> None:
+        """Looks again and again, until it is cancelled."""
+        while True:
+            await asyncio.sleep(self._pause_s)
+            if self._node is not None and self._node.config.ends_itself:
+                await self._look(self._node)
+            else:
+                self._serve_on()
+
+    @property
+    def _pause_s(self) -> float:
+        config = self._node.config if self._node is not None else None
+        least = min((s for s in (config.idle_seconds, config.lifetime_seconds) if s), default=math.inf) if config else 1
+        return max(_LOOK_LEAST_S, min(_LOOK_S if self.stops is None else _NEAR_S, least / _LOOKS))
+
+    async def _look(self, node: Node) -> None:
+        meter = self._meter or Meter.find(self.directory.path)
+        boot, used = request.this_boot(), await self.used() or self._typed(node)
+        meter = meter.advanced(boot=boot, now=since_boot(), ready=self.ready(), config=node.sha256)
+        if used:
+            meter = meter.used()
+        heard = await self.report(node, meter.idle_s, meter.keep_s, meter.begun, self.stops)
+        if heard is not None:
+            meter = meter.heard(*heard)
+        self._meter = replace(meter, idle_s=0.0) if meter.keep_s else meter
+        self._write(self._meter)
+        self._decide(node, self._meter, running=used)
+
+    def _decide(self, node: Node, meter: Meter, *, running: bool) -> None:
+        config = node.config
+        idle_s = config.idle_seconds if meter.begun else max(config.idle_seconds, _FIRST_S[ending.form(config)])
+        idle_left = idle_s - meter.idle_s if config.idle_seconds else math.inf
+        life_left = config.lifetime_seconds - meter.lived_s if config.lifetime_seconds else math.inf
+        self._warn(idle_s, idle_left, config.lifetime_seconds, life_left, meter)
+        if life_left <= 0:
+            self._end(f"its max_lifetime of {span(config.lifetime_seconds)} is over", node)
+        elif life_left <= min(_LAST_S, _notice(config.lifetime_seconds)):
+            self._close(request.LIFETIME, f"max_lifetime of {span(config.lifetime_seconds)}", life_left)
+        elif idle_left > 0 or running:
+            self._serve_on()
+        else:
+            why = f"not used for {span(idle_s)} (stop_after_idle)"
+            self._close(request.IDLE, why, None)
+            self._looks = self._looks + 1 if self.closed() else 0
+            if self._looks > _AGAIN:
+                self._end(why, node)
+
+    def _warn(self, idle_s: float, idle_left: float, life_s: float, life_left: float, meter: Meter) -> None:
+        """Says that the node ends soon, the less often the longer that takes."""
+        text = None
+        if life_left <= _notice(life_s):
+            text = f"ends in {_about(life_left)}: its max_lifetime of {span(life_s)} is over then, whatever runs"
+        elif idle_left <= _notice(idle_s) and meter.served:
+            text = f"stops in {_about(idle_left)}: nothing has used it for {span(idle_s)} then (stop_after_idle)"
+        if text is not None and self.stops is None:
+            logger.warning("the node %s", text)
+        self.stops = text
+
+    def _close(self, by: str, why: str, until_s: float | None) -> None:
+        """Requests the drain, unless there is one already: a person's stays."""
+        if self._request() is not None:
+            return
+        until = None if until_s is None else time.time() + until_s
+        try:
+            request.write(self.directory, Drain(request.VERSION, by, why, until, request.this_boot()))
+        except StateDirectoryError as error:
+            self._log(str(error))
+
+    def _serve_on(self) -> None:
+        """Takes the node back into service where it was about to end."""
+        self._looks, self.over, self.problem, self._asked = 0, None, None, None
+        found = self._request()
+        if found is not None and found.by in (request.IDLE, request.LIFETIME):
+            with contextlib.suppress(StateDirectoryError):
+                request.clear(self.directory)
+            logger.info("the node does not end now: it is used again, or another end is declared")
+
+    def _end(self, why: str, node: Node) -> None:
+        """Ends the node: the runner does it, or root, who is asked again where the machine is still there."""
+        if self.over is None:
+            logger.warning("the node ends: %s", why)
+            self.over = why
+        if ending.form(node.config) != "machine":
+            assert self._meter is not None  # noqa: S101 - it was read before
+            self._meter = replace(self._meter, ended=why)
+            self._write(self._meter)
+            return
+        now = since_boot()
+        if self._asked is not None and now - self._asked < ending.PATIENCE_S:
+            return
+        if self._asked is not None:
+            self.problem = f"the machine was to end {span(ending.PATIENCE_S)} ago and more, and is still there: {why}"
+            self._log(self.problem)
+        self._asked = now
+        try:
+            ending.ask(self.directory, why)
+        except StateDirectoryError as error:
+            self._log(str(error))
+
+    @property
+    def by_itself(self) -> bool:
+        """Whether the end of the runner is the end of the node."""
+        return self.over is not None and self._node is not None and ending.form(self._node.config) != "machine"
+
+    def _request(self) -> Drain | None:
+        with contextlib.suppress(InvalidNodeConfig):
+            return request.find(self.directory)
+        return None
+
+    def _typed(self, node: Node) -> bool:
+        """Returns whether somebody has typed, or a program printed, in a terminal of a bought machine or container."""
+        if node.config.folder is None:
+            return False
+        found: dict[str, tuple[float, float]] = {}
+        with contextlib.suppress(OSError), os.scandir(_TERMINALS) as entries:
+            for entry in entries:
+                if entry.name.isdigit():
+                    with contextlib.suppress(OSError):
+                        seen = entry.stat()
+                        found[entry.name] = seen.st_atime, seen.st_mtime
+        before, self._terminals = self._terminals, found
+        return before is not None and any(before.get(name) != times for name, times in found.items())
+
+    def _write(self, meter: Meter) -> None:
+        last = self._written
+        gained = math.inf if last is None else meter.lived_s - last.lived_s
+        states = [(each.ended, each.served, each.begun) for each in (meter, last) if each is not None]
+        moved = last is None or meter.idle_s < last.idle_s or states[0] != states[1]
+        if not moved and gained < min(_WRITE_S, self._pause_s * _LOOKS):
+            return
+        try:
+            self.directory.write(self.directory.path / FILE, meter.dumps())
+        except StateDirectoryError as error:
+            self._log(str(error))
+        else:
+            self._written = meter
+
+    def _log(self, text: str) -> None:
+        if text != self._said:
+            logger.error("%s", text)
+        self._said = text
+
+
+def _notice(seconds: float) -> float:
+    """Returns for how long before its end a node that ends after so many *seconds* says so."""
+    return min(_WARN_S, seconds / _WARN)
+
+
+def _about(seconds: float) -> str:
+    """Returns a length of time that does not change with each look."""
+    if seconds < 60:
+        return "less than a minute"
+    return span(math.ceil(seconds / 60) * 60)

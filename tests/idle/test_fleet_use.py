@@ -1,0 +1,84 @@
+"""For how long nobody has used a fleet, as its head knows it."""
+
+from __future__ import annotations
+
+import math
+
+from skyinfra.idle.use import FleetUse
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.busy = False
+
+    def use(self) -> FleetUse:
+        return FleetUse(lambda: self.busy, lambda: self.now)
+
+
+def test_the_least_that_anyone_knows_counts() -> None:
+    clock = Clock()
+    fleet = clock.use()
+    assert fleet.report("n0", 300.0, 0.0) == (300.0, 0.0, False)
+    assert fleet.report("n1", 20.0, 0.0) == (20.0, 0.0, False)
+    clock.now += 10
+    assert fleet.report("n0", 310.0, 0.0) == (30.0, 0.0, False)
+
+
+def test_a_head_that_starts_anew_knows_no_use_and_ends_nothing() -> None:
+    clock = Clock()
+    assert clock.use().report("n0", 12.0, 0.0)[0] == 12.0
+    assert math.isfinite(clock.use().report("n0", 12.0, 0.0)[0])
+
+
+def test_what_runs_or_waits_is_a_use() -> None:
+    clock = Clock()
+    fleet = clock.use()
+    clock.busy = True
+    assert fleet.report("n0", 900.0, 0.0)[0] == 0.0
+    clock.busy = False
+    clock.now += 7
+    assert fleet.report("n0", 907.0, 0.0) == (7.0, 0.0, True)
+
+
+def test_a_node_that_tells_nothing_any_more_holds_nobody() -> None:
+    clock = Clock()
+    fleet = clock.use()
+    fleet.report("n1", 0.0, 0.0)
+    clock.now += 59
+    assert fleet.report("n0", 900.0, 0.0)[0] == 59.0
+    clock.now += 2
+    assert fleet.report("n0", 902.0, 0.0)[0] == 902.0
+
+
+def test_keeping_is_known_to_all_and_can_be_ended() -> None:
+    clock = Clock()
+    fleet = clock.use()
+    fleet.keep(7200.0)
+    clock.now += 200
+    assert fleet.report("n0", 300.0, 0.0)[1] == 7000.0
+    # A head that starts anew has it from its nodes.
+    another = clock.use()
+    assert another.report("n0", 300.0, 7000.0)[1] == 7000.0
+    assert another.report("n1", 300.0, 0.0)[1] == 7000.0
+    another.keep(0.0)
+    assert another.report("n0", 300.0, 7000.0)[1] == 0.0
+
+
+def test_what_a_node_says_of_its_end_goes_with_it() -> None:
+    clock = Clock()
+    fleet = clock.use()
+    fleet.report("n0", 1700.0, 0.0, True, "stops in 2m")
+    assert fleet.stops == {"n0": "stops in 2m"}
+    fleet.report("n1", 1700.0, 0.0)
+    assert fleet.stops == {"n0": "stops in 2m"}
+    fleet.report("n0", 0.0, 0.0)
+    assert fleet.stops == {}
+
+
+def test_a_use_that_a_node_alone_has_seen_is_known_to_all() -> None:
+    clock = Clock()
+    fleet = clock.use()
+    assert fleet.report("n0", 30.0, 0.0) == (30.0, 0.0, False)
+    fleet.report("n1", 0.0, 0.0, True)
+    assert fleet.report("n0", 30.0, 0.0) == (0.0, 0.0, True)

@@ -1,0 +1,271 @@
+"""When a node ends itself, look by look: with clocks, drains by hand, terminals, and machines that stay even so."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from skyinfra.drain import request
+from skyinfra.drain.request import Drain
+from skyinfra.errors import StateDirectoryError
+from skyinfra.idle import ending, watch
+from skyinfra.idle.meter import FILE, Meter
+from skyinfra.idle.watch import IdleWatch
+from skyinfra.node.folder import NodeDirectory
+from skyinfra.node.node import Node
+from skyinfra.protocol.nodeconfig import NodeConfig
+
+IDLE = 1800.0
+
+
+@dataclass
+class World:
+    """A node, and what its watch is given: the clock since the boot, what runs, and what the head knows."""
+
+    folder: Path
+    patch: pytest.MonkeyPatch
+    now: float = 1000.0
+    ready: bool = True
+    runs: bool = False
+    closed: bool = False
+    head: tuple[float, float, bool] | None = None
+    config: NodeConfig = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.directory = NodeDirectory(self.folder)
+        self.config = NodeConfig(
+            1, "demo", "p", "p-0", "aws", True, "10.0.0.1:1", cpu_slots=1, folder=str(self.folder), idle_seconds=IDLE
+        )
+        (self.folder / "systemd").mkdir()
+        (self.folder / "pts").mkdir()
+        self.patch.setattr(ending, "_SYSTEMD", self.folder / "systemd")
+        self.patch.setattr(watch, "_TERMINALS", self.folder / "pts")
+        self.patch.setattr(watch, "since_boot", lambda: self.now)
+        self.node = self.start()
+
+    def start(self) -> IdleWatch:
+        """Another runner of the node."""
+
+        async def used() -> bool:
+            return self.runs
+
+        async def report(*_: object) -> tuple[float, float, bool] | None:
+            return self.head
+
+        return IdleWatch(self.directory, used=used, closed=lambda: self.closed, report=report, ready=lambda: self.ready)
+
+    def look(self, seconds: float = 5.0, **config: object) -> IdleWatch:
+        """One look, so many seconds after the last one."""
+        self.now += seconds
+        self.config = replace(self.config, **config)  # type: ignore[arg-type]
+        node = Node(self.config, self.folder / "node.json", self.config.dumps(), "secret")
+        self.node.update(node)
+        asyncio.run(self.node._look(node))
+        return self.node
+
+    def used_once(self) -> None:
+        """Makes the node one that was used."""
+        self.runs = True
+        self.look()
+        self.runs = False
+
+    @property
+    def drain(self) -> Drain | None:
+        return request.find(self.directory)
+
+    @property
+    def asked(self) -> bool:
+        """Whether root was asked for the end, since the last question."""
+        file = self.folder / ending.REQUEST
+        there = file.exists()
+        file.unlink(missing_ok=True)
+        return there
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    return World(tmp_path, monkeypatch)
+
+
+def test_slots_are_closed_looked_at_twice_and_then_the_machine_ends(world: World) -> None:
+    world.used_once()
+    assert world.look(IDLE - 10).over is None and world.drain is None
+    world.look(20)
+    assert world.drain is not None and (world.drain.by, world.drain.until) == (request.IDLE, None)
+    assert world.look().over is None
+    world.closed = True
+    for _ in range(2):
+        assert world.look().over is None and not world.asked
+    assert world.look().over == "not used for 30m (stop_after_idle)"
+    assert world.asked
+
+
+def test_a_task_that_is_still_there_takes_it_back(world: World) -> None:
+    """karpenter#3185."""
+    world.used_once()
+    world.look(IDLE + 10)
+    world.closed = world.runs = True
+    for _ in range(5):
+        assert world.look().over is None
+    assert world.drain is None and not world.asked
+    world.runs = False
+    assert world.look(IDLE - 60).over is None and world.drain is None
+
+
+def test_a_use_that_the_head_has_seen_takes_it_back(world: World) -> None:
+    world.used_once()
+    world.look(IDLE + 10)
+    world.closed = True
+    world.look()
+    world.head = 0.0, 0.0, True
+    assert world.look().over is None and world.drain is None
+    world.head = None
+    assert world.look().over is None and world.drain is None
+
+
+def test_a_machine_that_refuses_to_end_is_asked_again_and_says_so(world: World) -> None:
+    world.used_once()
+    world.look(IDLE + 10)
+    world.closed = True
+    for _ in range(3):
+        world.look()
+    assert world.asked and world.node.problem is None
+    assert world.look(30).problem is None and not world.asked
+    problem = world.look(40).problem
+    assert problem is not None and "is still there: not used for 30m" in problem
+    assert world.asked
+    assert world.drain is not None  # and it takes no tasks
+
+
+def test_a_runner_that_is_started_again_meanwhile_goes_on(world: World) -> None:
+    world.used_once()
+    world.look(IDLE + 10)
+    world.node = world.start()
+    world.closed = True
+    for _ in range(3):
+        world.look()
+    assert world.asked
+
+
+def test_an_apply_beside_it_is_a_use(world: World) -> None:
+    world.used_once()
+    world.look(IDLE + 10)
+    world.closed = True
+    world.look(env={"A": "1"})
+    assert world.node.over is None and world.drain is None
+    assert world.look(IDLE - 10).over is None
+
+
+def test_a_setup_is_not_idle_however_long_it_takes(world: World) -> None:
+    """skypilot#715."""
+    world.ready = False
+    for _ in range(10):
+        assert world.look(3600).over is None and world.drain is None
+    assert world.node.stops is None
+
+
+def test_a_fleet_that_nothing_has_used_waits_for_nodes_that_boot(world: World) -> None:
+    for _ in range(3):
+        world.look(300, idle_seconds=300.0)
+        assert world.drain is None
+    world.look(300)
+    assert world.drain is not None
+
+
+def test_a_drain_by_hand_stays_and_keeps_nothing(world: World) -> None:
+    by_hand = Drain(request.VERSION, request.OPERATOR, "drained by hand")
+    request.write(world.directory, by_hand)
+    world.used_once()
+    world.closed = True
+    world.look(IDLE + 10)
+    assert world.drain == by_hand
+    for _ in range(3):
+        world.look()
+    assert world.asked
+    world.runs = True
+    world.look()
+    assert world.drain == by_hand
+
+
+def test_it_warns_before(world: World) -> None:
+    world.used_once()
+    assert world.look(IDLE - 700).stops is None
+    assert world.look(350).stops == "stops in 6m: nothing has used it for 30m then (stop_after_idle)"
+    assert world.look(300).stops == "stops in less than a minute: nothing has used it for 30m then (stop_after_idle)"
+    world.runs = True
+    assert world.look().stops is None
+
+
+def test_a_lifetime_ends_what_runs_and_says_so_to_tasks(world: World) -> None:
+    """skypilot#10628."""
+    world.runs = True
+    world.look(idle_seconds=0.0, lifetime_seconds=7200.0)
+    assert world.look(6000).stops is None
+    assert world.look(700).stops == "ends in 9m: its max_lifetime of 2h is over then, whatever runs"
+    assert world.drain is None
+    world.look(400)
+    assert world.drain is not None and world.drain.by == request.LIFETIME
+    assert world.drain.until is not None and 60 < world.drain.until - time.time() < 120
+    world.look(110)
+    assert world.node.over == "its max_lifetime of 2h is over" and world.asked
+
+
+def test_another_lifetime_takes_it_back(world: World) -> None:
+    world.look(idle_seconds=0.0, lifetime_seconds=7200.0)
+    world.look(7150)
+    assert world.drain is not None and world.drain.by == request.LIFETIME
+    world.look(lifetime_seconds=14_400.0)
+    assert world.drain is None and world.node.over is None and world.node.stops is None
+
+
+def test_a_terminal_in_which_somebody_types_is_a_use_and_a_silent_one_is_none(world: World) -> None:
+    terminal = world.folder / "pts" / "3"
+    terminal.touch()
+    (world.folder / "pts" / "ptmx").touch()
+    world.used_once()
+    for _ in range(3):
+        world.look(500)
+    os.utime(terminal, (5e9, 1.0))  # what was typed last, by a clock that jumps
+    assert world.look(500).over is None and world.drain is None
+    world.look(IDLE + 10)
+    assert world.drain is not None
+
+
+def test_the_terminals_of_this_machine_are_none_of_a_local_node(world: World) -> None:
+    (world.folder / "pts" / "3").touch()
+    world.runs = True
+    world.look(folder=None)
+    world.runs = False
+    os.utime(world.folder / "pts" / "3", (5e9, 1.0))
+    world.look(IDLE + 10)
+    assert world.drain is not None
+
+
+def test_a_kept_fleet_stays(world: World) -> None:
+    world.used_once()
+    world.head = 0.0, 7200.0, True
+    world.look()
+    world.head = None
+    for _ in range(7):
+        assert world.look(1000).over is None and world.drain is None
+    # It is over, and the fleet idle from then on.
+    world.look(1000)
+    assert world.drain is None
+    world.look(IDLE)
+    assert world.drain is not None
+
+
+def test_a_full_disk_ends_nothing_wrongly(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise StateDirectoryError("cannot be written: No space left on device")
+
+    world.used_once()
+    monkeypatch.setattr(world.directory, "write", refuse)
+    world.look(IDLE + 10)
+    assert world.node.over is None
+    assert Meter.load(world.folder / FILE).idle_s == 0.0

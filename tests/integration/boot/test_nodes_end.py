@@ -1,0 +1,69 @@
+"""Booted nodes that nobody uses shut their machines down: with a head, and where that was cut off."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from booted_nodes.fleet import Bed, Fleet
+from booted_nodes.machine import Machine
+from tasks_on_nodes.booted import look, work
+from terraform_projects.commands import until
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("booted-more")]
+
+MakeFleet = Callable[..., Fleet]
+IDLE = 12.0
+
+
+def ending(bed: Bed, fleet: MakeFleet, nodes: int) -> Fleet:
+    """A fleet, off, whose idle time is shorter than what may be declared."""
+    made = fleet(bed.declare(nodes).model_copy(update={"stop_after_idle": "5m"}))
+    for machine in made.nodes:
+        text = gzip.decompress(machine.metadata.user_data).decode()
+        shorter, count = re.subn(r"(idle_seconds\W+)300\.0", rf"\g<1>{IDLE}", text)
+        assert count == 1
+        machine.metadata.user_data = gzip.compress(shorter.encode())
+    return made
+
+
+def meter(machine: Machine) -> dict[str, Any]:
+    return dict(json.loads(machine.read("/var/lib/skyinfra/idle.json") or "{}"))
+
+
+def test_a_worker_whose_head_was_cut_off_shuts_its_machine_down(bed: Bed, fleet: MakeFleet) -> None:
+    made = ending(bed, fleet, 2).boot()
+    head, worker = made.nodes
+    assert worker.show("skyinfra-end.path", "ActiveState") == "active"
+    # At first nothing listens: a machine that refuses to end.
+    worker.execute("systemctl", "stop", "skyinfra-end.path")
+    with made.connect() as pool:
+        assert {node for node, *_ in look() @ pool} == {head.name, worker.name}
+        pool.select(node=head.name).submit(work(1, 3600.0))
+        until(lambda: meter(worker).get("begun"), seconds=60)
+        head.kill()
+    # Nobody is there who could tell it to end.
+    try:
+        until(lambda: "is still there" in str(worker.status().get("error")), seconds=180)
+    except AssertionError:
+        raise AssertionError(worker.report()) from None
+    assert (worker.status()["state"], worker.status()["slots"]) == ("drained", [])
+    assert worker.show("skyinfra-runner", "NRestarts") == "0"
+    assert meter(worker)["idle_s"] >= IDLE
+    worker.execute("systemctl", "start", "skyinfra-end.path")
+    until(lambda: worker.off, seconds=180)
+    assert worker.boots == 1
+
+
+def test_a_task_cannot_shut_a_machine_down_that_declares_no_end(three: Fleet) -> None:
+    machine = three.nodes[1]
+    machine.execute("runuser", "-u", "skyinfra", "--", "touch", "/var/lib/skyinfra/end.request")
+    until(lambda: machine.show("skyinfra-end.service", "Result") == "exit-code", seconds=30)
+    assert not machine.off
+    said = machine.execute("journalctl", "-u", "skyinfra-end", "--no-pager").stdout
+    assert "declares no end of this machine" in said
+    machine.execute("rm", "/var/lib/skyinfra/end.request")
