@@ -1,7 +1,11 @@
-"""Streams and consoles on which nodes, tasks and clouds print nothing that a terminal obeys. Imports nothing heavy."""
+"""Streams and consoles: their colours, and that nodes, tasks and clouds print nothing on them that a terminal obeys.
+
+Imports nothing heavy.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -18,6 +22,15 @@ if TYPE_CHECKING:
 # What may be the begin of a sequence that the next part of an output ends.
 _BEGUN = re.compile(r"\x1b(\[[0-9;:]{0,64})?\Z")
 _RESET = "\x1b[0m"
+# The eight colours that every terminal has in its own shades. Of rich's bars, which have shades of their own.
+_BARS = {
+    "bar.complete": "cyan",
+    "bar.finished": "green",
+    "bar.pulse": "cyan",
+    "progress.download": "none",
+    "progress.elapsed": "none",
+    "progress.spinner": "cyan",
+}
 
 
 class Guarded:
@@ -95,9 +108,34 @@ def own(stream: TextIO) -> TextIO:
     return stream.stream if isinstance(stream, Guarded) else stream
 
 
+def colours(stream: TextIO) -> str | None:
+    """Returns the colours of *stream* as rich calls them, ``auto`` for those of its terminal; None: none, nor weight.
+
+    The first that is set decides: NO_COLOR, FORCE_COLOR (0: none; 2, 3: more than 16), CLICOLOR_FORCE, CLICOLOR=0. Else
+    terminals have colours, and files and pipes have none.
+    """
+    said = os.environ.get
+    force, clicolor = said("FORCE_COLOR", "").lower(), said("CLICOLOR_FORCE", "")
+    if said("NO_COLOR") or force in ("0", "false"):
+        return None
+    if force or clicolor not in ("", "0"):
+        full = force == "3" or said("COLORTERM", "").lower() in ("truecolor", "24bit")
+        return "truecolor" if full else "256" if force == "2" or said("TERM", "").endswith("256color") else "standard"
+    return "auto" if stream.isatty() and said("CLICOLOR") != "0" else None
+
+
 def console(*, to_stderr: bool = False, **options: Any) -> Console:
-    """Returns a console of rich whose words are `printable`. options: those of rich."""
-    made: Console = _clean()(stderr=to_stderr, **options)
+    """Returns a console of rich whose words are `printable`, with the `colours` of its stream. options: those of rich.
+
+    Where colours are forced into a pipe, it is no terminal for that: nothing moves there, and nothing is folded.
+    """
+    from rich.theme import Theme
+
+    stream = sys.stderr if to_stderr else sys.stdout
+    given = {
+        "color_system": colours(stream), "force_terminal": stream.isatty(), "no_color": False, "theme": Theme(_BARS)
+    }  # fmt: skip
+    made: Console = _clean()(stderr=to_stderr, **{**given, **options})
     return made
 
 

@@ -41,10 +41,8 @@ def _leave(number: int, _frame: object) -> None:
 def _explain(error: Exception) -> None:
     if os.environ.get("SKYINFRA_DEBUG"):
         raise error
-    from skyinfra.console import own
     from skyinfra.errors.printable import printable
+    from skyinfra.terminal.tables import say
 
     name = "error" if hasattr(error, "exit_code") else f"unexpected {type(error).__name__}"
-    label = f"\x1b[1;31m{name}:\x1b[0m" if sys.stderr.isatty() and not os.environ.get("NO_COLOR") else f"{name}:"
-    own(sys.stderr).write(label)
-    sys.stderr.write(f" {printable(str(error))}\n")
+    say((f"{name}:", "bold red"), f" {printable(str(error))}", to_stderr=True)

@@ -17,6 +17,7 @@ from typer._completion_shared import get_completion_script
 from skyinfra.bootstrap import bundled
 from skyinfra.errors import InvalidField, ProjectError, did_you_mean, written
 from skyinfra.stack import LIBRARIES, check_name
+from skyinfra.terminal.overview import show_steps
 
 # The living one first.
 _PREFERRED = ("cdktn", "cdktf")
@@ -63,7 +64,7 @@ def init(
         if importlib.util.find_spec(selected) is None:
             steps.append(f'{Path(sys.executable).name} -m pip install "skyinfra[{selected}]"')
         steps += ["skyinfra deploy", _use(example, stack), "skyinfra destroy"]
-    typer.echo("\n".join(["", "Next:", *(f"  {step}" for step in steps)]))
+    show_steps((step, "") for step in steps)
 
 
 def installed_library() -> str | None:

@@ -80,7 +80,7 @@ def _show_findings(found: dict[str, list[Finding]]) -> None:
     for name, lines in found.items():
         for line in lines:
             if line.to_do:
-                out.print(f"{name}, {escape(line.what)}: {escape(line.to_do)}", soft_wrap=True)
+                tables.say(f"{name}, {line.what}: {line.to_do}")
     wrong = sum(line.result == "wrong" for lines in found.values() for line in lines)
     out.print(f"{counted(len(found), 'node')}, {wrong} wrong")
 

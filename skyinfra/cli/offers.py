@@ -25,7 +25,6 @@ from skyinfra.cli.options import (
     takes_records,
 )
 from skyinfra.errors import NotOffered, counted
-from skyinfra.errors.printable import printable
 from skyinfra.offers import Offer, Price, Query
 from skyinfra.packing import Given, Machines, Packing
 from skyinfra.terminal import tables
@@ -120,7 +119,7 @@ def show_offers(
     out.print(offer_table(query, found, selected))
     last = f"{SELECTED} is what would be selected. The quotas of your account are not known here."
     for line in (*notes, last if selected else NONE):
-        out.print(escape(line), soft_wrap=True)
+        tables.say(line)
 
 
 def _newest() -> tuple[Offer, ...]:
@@ -145,9 +144,8 @@ def _refresh(given: list[str] | None, as_json: bool) -> None:
         listed = [offer_document(offer) | dict.fromkeys(("selected", "chosen"), False) for offer in renewed]
         tables.print_document({"offers": listed, "notes": lines})
     else:
-        out = tables.console()
         for line in lines:
-            out.print(escape(printable(line)), soft_wrap=True)
+            tables.say(line)
     if not asked or any(answer.result == "failed" for answer in answers):
         raise typer.Exit(1)
 
@@ -300,7 +298,7 @@ def pack(
     out.print(escape(_headline(made)))
     out.print(_machine_table(made))
     for line in _packing_remarks(made):
-        out.print(escape(line), soft_wrap=True)
+        tables.say(line)
     sys.stdout.write(f"\n{made.source()}")
 
 

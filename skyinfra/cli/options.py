@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
@@ -17,6 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from skyinfra.console import write_output
 from skyinfra.errors import DeclarationError
+from skyinfra.errors.peers import meant
 from skyinfra.terminal import help as helping
 from skyinfra.terminal import screen
 
@@ -70,7 +70,7 @@ Secrets = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME[=@FILE]", help="A secret for it: from this shell, the keyring, or FILE."),
 ]
-Yes = Annotated[bool, typer.Option("--auto-approve", help="Go on without asking.")]
+Yes = Annotated[bool, typer.Option("--auto-approve", "-y", "--yes", help="Go on without asking.")]
 Lines = Annotated[int, typer.Option("--lines", "-n", min=1, help="How many of the last ones.")]
 OfProviders = Annotated[list[str] | None, typer.Option(help="Only of this provider; may be repeated.")]
 InRegion = Annotated[str | None, typer.Option(help="Only what is offered there.")]
@@ -117,6 +117,8 @@ OPTIONS = {
     "vcpus": "--vcpus",
 }
 _COMMAND = "skyinfra.command"
+# Longer than any first sentence of a help.
+_SENTENCE = 200
 
 
 @contextmanager
@@ -240,7 +242,9 @@ class _Commands(Mapping[str, Any]):
             path = self.path(name)
             module = import_module(f"skyinfra.cli.{helping.COMMANDS[path][0]}")
             self.made[name] = typer.main.get_group(module.app).commands[name]
-            self.made[name].epilog, self.made[name].rich_markup_mode = helping.epilog(path), None
+            command = self.made[name]
+            command.epilog, command.rich_markup_mode = helping.epilog(path), None
+            command.get_help = lambda context, plain=command.get_help: helping.dressed(plain(context))
         return self.made[name]
 
     def __contains__(self, name: object) -> bool:
@@ -256,11 +260,11 @@ class _Commands(Mapping[str, Any]):
         """Returns the path of the command in the tables of the help."""
         return f"{self._group} {name}".strip()
 
-    def sentence(self, name: str, limit: int) -> str:
-        """Returns what the command does in at most *limit* characters, without importing its module."""
+    def sentence(self, name: str) -> str:
+        """Returns what the command does, without importing its module."""
         if name in self.made:
-            return str(self.made[name].get_short_help_str(limit))
-        return textwrap.shorten(f"{helping.COMMANDS[self.path(name)][1]}.", limit, placeholder="...")
+            return str(self.made[name].get_short_help_str(_SENTENCE))
+        return f"{helping.COMMANDS[self.path(name)][1]}."
 
 
 class Commands(TyperGroup):
@@ -280,15 +284,21 @@ class Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Returns the command; while a shell completes the name of one, what it lists."""
         if ctx.resilient_parsing and cmd_name in self.commands and cmd_name not in self.commands.made:
-            sentence = self.commands.sentence(cmd_name, 45)
+            sentence = self.commands.sentence(cmd_name)
             return SimpleNamespace(hidden=False, get_short_help_str=lambda: sentence)
         return super().get_command(ctx, cmd_name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Imports the command that is named."""
+        """Imports the command that is named; one of another tool leads to ours."""
         if args[0] in self.commands:
             self.commands[args[0]]
+        elif ctx.parent is None and (said := meant(args[0], "skyinfra")):
+            ctx.fail(f"No such command '{args[0]}'. {said}")
         return super().resolve_command(ctx, args)
+
+    def get_help(self, ctx: Any) -> str:
+        """Returns the help, or prints it where it has colours."""
+        return helping.dressed(super().get_help(ctx))
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Writes a section for each group of commands; the commands of a subgroup in one."""
@@ -296,8 +306,7 @@ class Commands(TyperGroup):
         width = max(map(len, self.commands))  # in every section
         for title, names in groups.items():
             with formatter.section(title):
-                limit = formatter.width - 4 - width
-                formatter.write_dl([(name.ljust(width), self.commands.sentence(name, limit)) for name in names])
+                formatter.write_dl([(name.ljust(width), self.commands.sentence(name)) for name in names])
 
 
 class ListByDefault(Commands):

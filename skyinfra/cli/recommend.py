@@ -116,10 +116,10 @@ def _choice(choice: Choice) -> dict[str, Any]:
 def _show(found: Recommendation, rows: int, *, spot: bool) -> None:
     out = tables.console()
     work = found.workload
-    out.print(escape(found.model.said), soft_wrap=True)
-    out.print(escape(f"source: {found.model.source}"), soft_wrap=True)
+    tables.say((found.model.said, "bold"))
+    tables.say(f"source: {found.model.source}")
     about = f", {work.context:,} tokens x {work.batch}" if found.model.hidden else f", batch {work.batch}"
-    out.print(f"{work.task}, weights in {work.dtype}{about}\n", soft_wrap=True)
+    tables.say(f"{work.task}, weights in {work.dtype}{about}\n")
     arithmetic = tables.table("MEMORY", "GB", "", sentences=("",))
     for part in found.need:
         arithmetic.add_row(part.name, f"{part.bytes / 1e9:.2f}", escape(part.how))
@@ -135,7 +135,7 @@ def _show(found: Recommendation, rows: int, *, spot: bool) -> None:
                 out.print(f"and {len(choices) - rows} more; --all shows them.")
     out.print()
     for line in notes(found):
-        out.print(escape(line), soft_wrap=True)
+        tables.say(line)
     for each in (found.best, found.partition):
         if each is not None and (each is found.best or each.slot):
             sys.stdout.write(f"\n{each.source()}")
@@ -145,8 +145,8 @@ def _table(choices: Iterable[Choice], *, spot: bool) -> Table:
     other = "ON DEMAND" if spot else "SPOT"
     made = tables.table(
         *("PER HOUR", "EACH COPY", other, "PROVIDER", "MACHINE", "ACCELERATOR", "COPIES", "GB", "HOW"),
-        leave_out=(other, "EACH COPY", "GB", "PROVIDER", "COPIES", "HOW"),
-        sentences=("MACHINE", "HOW"),
+        leave_out=(other, "GB", "EACH COPY", "HOW", "COPIES"),
+        sentences=("MACHINE", "ACCELERATOR", "HOW"),
     )
     for each in choices:
         machines = each.machines

@@ -94,7 +94,7 @@ def write_runner(folder: Path, *, as_json: bool) -> None:
         tables.print_document({"file": str(file), "sha256": wheel.sha256})
         return
     out = tables.console()
-    out.print(f"{file}: put it where the nodes reach it, and declare", soft_wrap=True)
+    tables.say(f"{file}: put it where the nodes reach it, and declare")
     out.print(
         escape(f'image=sky.Image(runner="https://HOST/{wheel.name}#sha256={wheel.sha256}")'),
         soft_wrap=True,

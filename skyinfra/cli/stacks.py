@@ -31,6 +31,7 @@ from skyinfra.protocol.manifest import Manifest
 from skyinfra.ssh import hosts
 from skyinfra.terminal import tables
 from skyinfra.terminal.drawing import show_transition
+from skyinfra.terminal.overview import show_steps, steps_of
 from skyinfra.terminal.plans import plan_document, show_plan
 from skyinfra.terminal.progress import synthesized, working
 from skyinfra.terraform.blocks import kept_from_programs
@@ -66,7 +67,7 @@ def synthesize(name: str | None, project: Project | None = None) -> SynthesizedS
     for name, inputs in stack.modules.items():
         for cidr in {"0.0.0.0/0", "::/0"} & set(inputs.get("allow_cidrs", ())):
             text = f"{name}: allow_cidrs lets all of the internet ({cidr}) reach the port of the head's scheduler."
-            tables.console(to_stderr=True).print(f"[yellow]{text}[/] Name the networks that you use.", soft_wrap=True)
+            tables.say((text, "yellow"), " Name the networks that you use.", to_stderr=True)
     if any(inputs.get("runner_file") for inputs in stack.modules.values()):
         show_differing()
     return stack
@@ -80,23 +81,21 @@ def show_differing() -> None:
     text = "Nodes of a fleet that is made now get versions that this machine does not have:"
     each = "; ".join(f"{name} {there}, here {here or 'none'}" for name, (here, there) in other.items())
     todo = shlex.join(["pip", "install", *(f"{name}=={there}" for name, (_, there) in other.items())])
-    out = tables.console(to_stderr=True)
-    out.print(f"[yellow]{text}[/] {escape(each)}. To run tasks from here: {escape(todo)}", soft_wrap=True)
+    tables.say((text, "yellow"), f" {each}. To run tasks from here: `{todo}`", to_stderr=True)
 
 
 def show_orphans(orphans: Iterable[Orphan], *, to_stderr: bool = False) -> None:
     """Prints the states that no declared stack owns, with the cost of their machines and how to destroy them."""
-    out = tables.console(to_stderr=to_stderr)
     for orphan in orphans:
         if orphan.problem is not None:
             text = f"No declared stack owns the state {orphan.where}, and it cannot be read: {orphan.problem}"
         else:
             text = f"No declared stack owns {holdings(orphan.resources)} in {orphan.where}."
-        out.print(f"[yellow]{escape(text)}[/]", soft_wrap=True)
+        tables.say((text, "yellow"), to_stderr=to_stderr)
         if orphan.problem is None:
-            out.print(f"Destroy them with: {escape(orphan.command)}", soft_wrap=True)
-            out.print(
-                f"Or keep their nodes, in the stack that declares them now: {escape(orphan.move)}", soft_wrap=True
+            tables.say(f"Destroy them with: `{orphan.command}`", to_stderr=to_stderr)
+            tables.say(
+                f"Or keep their nodes, in the stack that declares them now: `{orphan.move}`", to_stderr=to_stderr
             )
 
 
@@ -110,8 +109,8 @@ def show_choices(stacks: Iterable[SynthesizedStack], *, as_json: bool = False, t
         return
     made = tables.table(
         *("STACK", "POOL", "PROVIDER", "NODES", "MACHINE", "ACCELERATOR", "SLOTS/NODE", "PRICE"),
-        leave_out=("SLOTS/NODE", "STACK", "PROVIDER", "NODES"),
-        sentences=("MACHINE", "PRICE"),
+        leave_out=("STACK", "PROVIDER"),
+        sentences=("MACHINE", "ACCELERATOR", "PRICE"),
     )
     for stack in stacks:
         for pool in stack.pools:
@@ -202,6 +201,8 @@ def deploy(
             show_fleets(selected)
         if wait and not done.empty:
             wait_for_nodes(selected, patience, say)
+        if not as_json:
+            show_steps(steps_of(selected), to_stderr=True)
         if say is not None:
             say(
                 "deployed",
@@ -322,7 +323,7 @@ def show_endings(stack: SynthesizedStack, plan: Plan, *, to_stderr: bool = False
         tables.console(to_stderr=to_stderr).print(f"[yellow]{escape(line)}[/]", soft_wrap=True)
     found = endings(stack, plan)
     for ending in found:
-        tables.console(to_stderr=to_stderr).print(f"[red]{escape(str(ending))}[/]", soft_wrap=True)
+        tables.say((str(ending), "red"), to_stderr=to_stderr)
     return bool(found)
 
 
@@ -388,7 +389,7 @@ def show_report(report: Report) -> None:
     # Below the table and not folded, so that commands can be copied.
     for line in report.lines:
         if line.to_do:
-            out.print(f"{line.pool}, {line.check}: {escape(line.to_do)}", soft_wrap=True)
+            tables.say(f"{line.pool}, {line.check}: {line.to_do}")
     counts = {result: report.count(result) for result in _COLOURS}
     text = ", ".join(f"{count} {result}" for result, count in counts.items() if count)
     out.print(f"{report.stack}: {text or 'no pools'}")

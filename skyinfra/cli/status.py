@@ -104,32 +104,29 @@ def _made_private(stream: TextIO) -> bool:
 def _print_stack(status: dict[str, Any]) -> None:
     out = tables.console()
     if status.get("block") is not None:
-        out.print(f"{status['stack']}: {escape(status['block']['text'])}", soft_wrap=True)
+        tables.say(f"{status['stack']}: {status['block']['text']}")
         if not status["block"]["running"]:
-            out.print(f"Destroy it with: skyinfra destroy {status['stack']}", soft_wrap=True)
+            tables.say(f"Destroy it with: `skyinfra destroy {status['stack']}`")
     for pool in status["pools"]:
         if not pool["deployed"]:
             _print_absent(pool)
             continue
         mark = tables.simulated_mark(pool["simulated"])
         head = f"{pool['head']['address']}:{pool['head']['port']}"
-        out.print(f"[bold]{pool['fleet']}[/] on {pool['provider']}{mark}, head {escape(head)}")
+        tables.say((pool["fleet"], "bold"), f" on {pool['provider']}{mark}, head {head}")
         if pool["problem"]:
-            out.print(f"[red]{escape(pool['problem'])}[/]")
+            tables.say((pool["problem"], "red"))
         if pool["upgrade"]:
             text = f"Its runner is {pool['runner'] or 'older'}, that of this skyinfra {pool['upgrade']}."
-            out.print(
-                f"{escape(text)} What it knows works; `skyinfra upgrade {pool['fleet']}` brings it here.",
-                soft_wrap=True,
-            )
+            tables.say(f"{text} What it knows works; `skyinfra upgrade {pool['fleet']}` brings it here.")
         for node in pool["nodes"]:
             if node["failed"]:
-                out.print(f"[red]{escape(_failure(node))}[/]")
+                tables.say((_failure(node), "red"))
         for line in lines(((node["name"], node["gpus"]) for node in pool["nodes"]), out.width):
             out.print(line, soft_wrap=True)
         made = tables.table(
             *("NODE", "SLOT", "KIND", "ACCELERATOR", "PROFILE", "UUID", "STATE", "TASK"),
-            leave_out=("KIND", "UUID", "ACCELERATOR", "PROFILE"),
+            leave_out=("KIND", "UUID", "ACCELERATOR"),
             ids=("UUID",),
             sentences=("STATE", "TASK"),
         )
@@ -150,27 +147,27 @@ def _print_stack(status: dict[str, Any]) -> None:
         for node in pool["nodes"]:
             if node["behind"]:
                 text = f"{node['name']}: the head cannot connect to it, and uses the connections that its slots open"
-                out.print(text, soft_wrap=True)
+                tables.say(text)
             if node["sick"]:
                 text = f"{node['name']} is sick, and takes no tasks on {node['sick']}"
-                out.print(f"[red]{escape(text)}[/]. `skyinfra doctor {pool['fleet']}` says more.", soft_wrap=True)
+                tables.say((text, "red"), f". `skyinfra doctor {pool['fleet']}` says more.")
             if node["unwatched"]:
-                out.print(f"{node['name']}: {escape(node['unwatched'])}", soft_wrap=True)
+                tables.say(f"{node['name']}: {node['unwatched']}")
             if node["stops"]:
                 text = f"{node['name']} {node['stops']}. `skyinfra keep {pool['fleet']} 2h` keeps it from being idle."
-                out.print(f"[yellow]{escape(text)}[/]", soft_wrap=True)
+                tables.say((text, "yellow"))
             if node["drain_reason"]:
-                out.print(f"{node['name']} is {node['state']}: {escape(node['drain_reason'])}", soft_wrap=True)
+                tables.say(f"{node['name']} is {node['state']}: {node['drain_reason']}")
     if run := status.get("last_run"):
         if status["existing"] is not None and all(pool["deployed"] for pool in status["pools"]):
-            out.print(f"{status['stack']} holds {escape(status['existing']['text'])}.", soft_wrap=True)
+            tables.say(f"{status['stack']} holds {status['existing']['text']}.")
         if run["running"]:
-            out.print(f"[yellow]A {run['verb']}, begun at {run['began']}, is still running.[/]", soft_wrap=True)
+            tables.say((f"A {run['verb']}, begun at {run['began']}, is still running.", "yellow"))
             return
         text = "was killed." if run["message"] is None else "failed:"
-        out.print(f"[red]The last {run['verb']}, begun at {run['began']}, {text}[/]", soft_wrap=True)
+        tables.say((f"The last {run['verb']}, begun at {run['began']}, {text}", "red"))
         if run["message"] is not None:
-            out.print(escape(run["message"]), soft_wrap=True)
+            tables.say(run["message"])
 
 
 def _profile(slot: Mapping[str, Any]) -> str:
@@ -184,25 +181,23 @@ def _print_follow(follow: dict[str, Any] | None) -> None:
     """Prints which layouts follow the work, and the last changes with their reasons."""
     if follow is None:
         return
-    out = tables.console()
     kept = f", {follow['keep']} kept" if follow["keep"] else ""
     text = f"Layouts follow the work: {', '.join(follow['among'])}, after {tables.span(follow['idle_seconds'])}{kept}."
-    out.print(escape(text), soft_wrap=True)
+    tables.say(text)
     for change in follow["changes"][-_SHOWN_CHANGES:]:
         ago = tables.span(max(0.0, time.time() - change["at"]))
         where = f"{change['node']} GPU {change['gpu']}: {change['before']} -> {change['layout']}"
-        out.print(escape(f"  {ago} ago, {where}: {change['why']}"), soft_wrap=True)
+        tables.say(f"  {ago} ago, {where}: {change['why']}")
 
 
 def _print_absent(pool: dict[str, Any]) -> None:
-    out = tables.console()
-    existing = pool["existing"]
+    name, existing = (pool["fleet"], "bold"), pool["existing"]
     if existing is None:
-        out.print(f"[bold]{pool['fleet']}[/] is not deployed")
+        tables.say(name, " is not deployed")
         return
-    out.print(f"[bold]{pool['fleet']}[/] is [red]partly deployed[/]: {escape(existing['text'])}", soft_wrap=True)
+    tables.say(name, " is ", ("partly deployed", "red"), f": {existing['text']}")
     for address in existing["failed"]:
-        out.print(f"  {escape(address)} was created and failed", soft_wrap=True)
+        tables.say(f"  {address} was created and failed")
 
 
 def _failure(node: dict[str, Any]) -> str:
@@ -214,4 +209,4 @@ def _state(slot: dict[str, Any]) -> str:
     if slot["state"] == "draining":
         tasks = ", ".join(slot["waits_for"])
         return f"[yellow]draining{escape(f': {tasks}') if tasks else ''}[/]"
-    return "ready" if slot["state"] == "ready" else f"[red]{slot['state']}[/]"
+    return f"[{'green' if slot['state'] == 'ready' else 'red'}]{slot['state']}[/]"

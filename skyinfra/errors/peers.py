@@ -1,6 +1,7 @@
-"""Words of other tools for options, and what they are here.
+"""Words of other tools for options and commands, and what they are here.
 
-Of the YAML of SkyPilot and dstack, the decorators of Modal and Ray, the resources of Terraform and Kubernetes.
+Of the YAML of SkyPilot and dstack, the decorators of Modal and Ray, the resources of Terraform and Kubernetes; commands
+of these, of Docker and of Pulumi. And of the documents that the project was created from.
 """
 
 from __future__ import annotations
@@ -93,6 +94,28 @@ _WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("sky.ComputePool(nodes=2)", "concurrency max_concurrency concurrency_limit max_containers"),
         ('sky.ComputePool(labels={"team": "ml"})', "labels tags"),
     ),
+    "skyinfra": (
+        ("skyinfra deploy", "up apply launch create start provision"),
+        ("skyinfra destroy", "down delete remove rm stop terminate teardown kill"),
+        ("skyinfra status", "ps ls list show get describe info"),
+        ("skyinfra plan", "diff preview dry-run"),
+        ("skyinfra synth", "compile build validate"),
+        ("skyinfra jobs", "job queue q submit cancel"),
+        ("skyinfra run STACK/POOL SCRIPT --detach", "bg"),
+        ("skyinfra offers", "offer show-gpus gpus gpu gpu-list prices catalog instances"),
+        ("skyinfra recommend", "advise size"),
+        ("skyinfra preflight", "check quota quotas"),
+        ("skyinfra logs", "log tail"),
+        ("skyinfra ssh", "attach shell connect login"),
+        ("skyinfra put", "cp scp rsync upload push"),
+        ("skyinfra get", "download pull"),
+        ("skyinfra top", "stats metrics monitor watch"),
+        ("skyinfra dashboard", "ui web"),
+        ("skyinfra open jupyter", "notebook jupyter lab"),
+        ("skyinfra manifest", "output outputs"),
+        ("skyinfra --version", "version"),
+        ("skyinfra --help", "help commands"),
+    ),
 }
 # What takes options of tasks, besides the decorator.
 _OF_TASKS = ("@sky.cls", "Task.options")
@@ -101,12 +124,15 @@ _OF_TASKS = ("@sky.cls", "Task.options")
 def meant(name: str, of: str, known: Collection[str] = ()) -> str:
     """Returns what to write for the option *name* of another tool, in a sentence; empty where that is not known.
 
-    of: what was given it: ``ComputePool``, ``Image``, ``provider`` or a decorator. known: the options that this has.
+    of: what was given it: ``ComputePool``, ``Image``, ``provider`` or a decorator; ``skyinfra``: *name* is a command.
+    known: the options that this has.
     """
     for written, theirs in _WORDS.get("@sky.compute" if of in _OF_TASKS else of, ()):
         option = written.partition("=")[0]
         if name not in theirs.split() or (option.isidentifier() and option not in known):
             continue
+        if of == "skyinfra":
+            return f"It is, here: {written}"
         if not option.isidentifier():
             return f"{name}= is, here: {written}"
         return f"{name}= is {'part of ' if '=sky.' in written else ''}{option}= here: {written}"

@@ -20,7 +20,7 @@ def show(found: FleetAdvice) -> None:
     """Prints *found*."""
     out, result = tables.console(), found.advice
     for line in _seen(found):
-        out.print(line, markup=False, soft_wrap=True)
+        tables.say(line)
     out.print()
     compared = tables.table("LAYOUT", "OF EACH NODE", "MEAN WAIT", "95 OF 100", "USED", "NEVER RUN")
     rows = {"advised": result.advised, "declared": result.declared, "whole GPUs": result.whole}
@@ -38,9 +38,9 @@ def show(found: FleetAdvice) -> None:
     out.print(carried)
     out.print()
     for line in _verdict(result):
-        out.print(line, markup=False, soft_wrap=True)
+        tables.say(line)
     for line in _notes(found):
-        out.print(line, markup=False, soft_wrap=True)
+        tables.say(line)
 
 
 def _seen(found: FleetAdvice) -> list[str]:

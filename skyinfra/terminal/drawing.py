@@ -108,7 +108,7 @@ def show_transition(found: Transition, *, to_stderr: bool = False) -> None:
     out = tables.console(to_stderr=to_stderr)
     for alike in _same_changes(found.changes):
         out.print(_change_text(alike, out.width), soft_wrap=True)
-    out.print(f"{found.fleet}: {_summary(found)}", markup=False, soft_wrap=True)
+    tables.say(f"{found.fleet}: {_summary(found)}", to_stderr=to_stderr)
 
 
 def transition_svg(found: Transition) -> str:

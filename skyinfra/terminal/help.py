@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import sys
+
+from skyinfra.console import colours, console
+
 # Groups of commands; those of a subgroup, such as "mig show", stand in the order of the table.
 GROUPS: dict[str, tuple[str, ...]] = {
     "Start": ("init", "synth", "plan", "deploy", "upgrade", "move", "keep", "destroy", "completion"),
@@ -173,3 +178,32 @@ def epilog(path: str) -> str | None:
         return None
     # The first character keeps the help from joining the lines.
     return "\n".join(["\b", "Examples:", *(f"  {example}" for example in EXAMPLES[path])])
+
+
+# A heading; below one, what a line is about; and what is said beside an option.
+_HEADING = re.compile(r"^(?:Usage:|\s{0,2}\S.*:$)")
+_TERM = re.compile(r"^  \S+(?: \S+)*")
+_EXAMPLE = re.compile(r"^ {4}skyinfra .*")
+_BESIDE = re.compile(r"\[(?:default: [^\]]+|required)\]")
+
+
+def dressed(text: str) -> str:
+    """Prints the help *text* of a command where its stream has colours. Returns what is left to print."""
+    if colours(sys.stdout) is None:
+        return text
+    from rich.text import Text
+
+    shown, listed = Text(), False
+    for line in text.splitlines():
+        made = Text(line)
+        heading = made.highlight_regex(_HEADING, "bold")
+        if not heading:
+            made.highlight_regex(_EXAMPLE, "cyan")
+            if listed:
+                made.highlight_regex(_TERM, "cyan")
+        made.highlight_regex(_BESIDE, "dim")
+        listed = bool(line) and (listed or bool(heading)) and not line.startswith("Usage:")
+        shown.append(made).append("\n")
+    shown.rstrip()
+    console().print(shown, soft_wrap=True, end="")
+    return ""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from rich.text import Text
+
 from skyinfra.deploy.cost import cost_of, running_cost
+from skyinfra.deploy.last_run import last_run
 from skyinfra.deploy.spending import program_of, spent
 from skyinfra.errors import FleetError, ProjectError, counted
 from skyinfra.protocol.manifest import Manifest
-from skyinfra.terminal import tables
+from skyinfra.terminal import folding, tables
 from skyinfra.terraform.blocks import Block
 from skyinfra.terraform.project import Project
 from skyinfra.terraform.synthesized import SynthesizedStack
@@ -19,36 +21,41 @@ from skyinfra.terraform.synthesized import SynthesizedStack
 # For a head to say which jobs it has.
 _PATIENCE_S = 2.0
 
+# What is said of a stack, in pieces: texts, some with a style.
+Line = tuple[tables.Piece, ...]
 Steps = list[tuple[str, str]]
+_NARROW = 24
 
 
 def show_overview() -> None:
     """Prints where the project of this folder stands, and the next commands. Raises `ProjectNotFound` for a bad one."""
     project = Project.sought()
     if project is None:
-        lines = [f"There is no project in {Path.cwd()}, nor in a folder above it."]
+        lines: list[Line] = [(f"There is no project in {Path.cwd()}, nor in a folder above it.",)]
         steps = [
             ("skyinfra init my-project", "make one, with simulated nodes"),
             ("skyinfra init my-tour --example tour", "or one that shows what a fleet can do"),
         ]
     else:
         lines, steps = _overview(project)
-    _print(lines, [*steps, ("skyinfra --help", "every command")])
+    for line in lines:
+        tables.say(*line)
+    show_steps([*steps, ("skyinfra --help", "every command")])
 
 
-def _overview(project: Project) -> tuple[list[str], Steps]:
-    lines: list[str] = []
+def _overview(project: Project) -> tuple[list[Line], Steps]:
+    lines: list[Line] = []
     steps: dict[str, str] = {}
     stacks = project.stacks()
     if project.app and not stacks:
-        lines.append(f"{project.folder.name}: nothing is synthesized yet.")
+        lines.append(((project.folder.name, "bold"), ": nothing is synthesized yet."))
         steps["skyinfra plan"] = "compile what is declared, and show what a deploy makes and costs"
         steps["skyinfra deploy"] = "make it"
     blocks = project.blocks()
     for stack in (*stacks, *(block.stack for block in blocks)):
         found, following = _stack(stack)
         lines += found
-        lines += [f"  {program_of(block)}{_so_far(block)}" for block in blocks if block.stack is stack]
+        lines += [(f"  {program_of(block)}{_so_far(block)}",) for block in blocks if block.stack is stack]
         steps |= dict(following)
     return lines, list(steps.items())
 
@@ -61,21 +68,22 @@ def _so_far(block: Block) -> str:
     return ""
 
 
-def _stack(stack: SynthesizedStack) -> tuple[list[str], Steps]:
+def _stack(stack: SynthesizedStack) -> tuple[list[Line], Steps]:
+    name = (stack.name, "bold")
     if stack.state_file is None:
         backend = next(iter(stack.backend), "a backend")
-        return [f"{stack.name}: Terraform keeps its state elsewhere ({backend})."], [
+        return [(name, f": Terraform keeps its state elsewhere ({backend}).")], [
             (f"skyinfra status {stack.name}", "fleets, nodes and slots as they are"),
             (f"skyinfra plan {stack.name}", "what a deploy would change"),
         ]
     try:
         resources = stack.resources()
     except ProjectError as error:
-        return [f"{stack.name}: {error}"], []
+        return [(name, ": ", (str(error), "red"))], []
     if not resources:
         declared = cost_of(stack.pools)
         price = f" It would cost ${declared.usd_per_hour:.2f} an hour." if declared.usd_per_hour else ""
-        return [f"{stack.name}: not deployed.{price}"], [
+        return [(name, ": not deployed.", price)], [
             (f"skyinfra plan {stack.name}", "what a deploy makes and costs"),
             (f"skyinfra deploy {stack.name}", "make it"),
         ]
@@ -83,14 +91,30 @@ def _stack(stack: SynthesizedStack) -> tuple[list[str], Steps]:
     price = f"at ${cost.usd_per_hour:.2f} an hour" if cost.usd_per_hour else "no machine of it is bought"
     if cost.unknown:
         price += f", and the price of {', '.join(cost.unknown)} is not known"
-    fleets = stack.known_fleets()
-    lines = [f"{stack.name}: deployed, {price}." if fleets else f"{stack.name}: partly deployed, {price}."]
-    lines += [f"  {_fleet(manifest)}" for manifest in fleets.values()]
-    first = next(iter(fleets.values()), None)
-    steps = [] if first is None else [(f"skyinfra run {first.fleet} SCRIPT", "run a script on a slot")]
-    steps.append((f"skyinfra status {stack.name}", "fleets, nodes and slots as they are"))
-    steps.append((f"skyinfra destroy {stack.name}", "end it, and what it costs"))
+    fleets, run = stack.known_fleets(), last_run(stack)
+    whole = run is None and not {pool["name"] for pool in stack.pools} - set(fleets)
+    state = ("deployed", "green") if whole else ("partly deployed", "yellow")
+    lines: list[Line] = [(name, ": ", state, f", {price}.")]
+    if run is not None:
+        how = "is still running" if run.running else "was killed" if run.message is None else "failed"
+        lines.append((f"  The last {run.verb}, begun at {run.began}, {how}.",))
+    lines += [(f"  {_fleet(manifest)}",) for manifest in fleets.values()]
+    steps = steps_of(stack)
+    if not whole and not (run and run.running):
+        first = (f"skyinfra deploy {stack.name}", "make what is missing")
+        steps = [*steps, first] if run is not None and run.verb == "destroy" else [first, *steps]
     return lines, steps
+
+
+def steps_of(stack: SynthesizedStack) -> Steps:
+    """Returns what to do with the fleets of *stack*, by the file of its state."""
+    first = next(iter(stack.known_fleets().values()), None)
+    steps = [] if first is None else [(f"skyinfra run {first.fleet} SCRIPT", "run a script on a slot")]
+    return [
+        *steps,
+        (f"skyinfra status {stack.name}", "fleets, nodes and slots as they are"),
+        (f"skyinfra destroy {stack.name}", "end it, and what it costs"),
+    ]
 
 
 def _fleet(manifest: Manifest) -> str:
@@ -114,7 +138,13 @@ def _jobs(manifest: Manifest) -> str:
     return f"{counted(running, 'job')} running" + (f", {waiting} waiting" if waiting else "")
 
 
-def _print(lines: Iterable[str], steps: Steps) -> None:
+def show_steps(steps: Iterable[tuple[str, str]], *, to_stderr: bool = False) -> None:
+    """Prints the next commands, and what each does."""
+    steps, out = list(steps), tables.console(to_stderr=to_stderr)
     width = max(len(command) for command, _ in steps)
-    text = "\n".join([*lines, "", "Next:", *(f"  {command:<{width}}  {what}" for command, what in steps)])
-    sys.stdout.write(f"{text}\n")
+    out.print(Text.assemble("\n", ("Next:", "bold")))
+    for command, what in steps:
+        first, *more = folding.sentences(Text(what), max(_NARROW, out.width - width - 4))
+        head = (command.ljust(width) + "  " if what else command, "cyan")
+        for line in (Text.assemble("  ", head, first), *(Text(" " * (width + 4)) + each for each in more)):
+            out.print(line, soft_wrap=True)

@@ -32,9 +32,9 @@ def show_plan(
         actions = [action for action, _ in plan.changes]
         counts = {action: actions.count(action) for action in ("create", "update", "replace", "delete")}
         text = ", ".join(f"{count} to {action}" for action, count in counts.items() if count)
-        out.print(f"{name}: {text or 'outputs change'}")
+        tables.say((name, "bold"), f": {text or 'outputs change'}", to_stderr=to_stderr)
         if plan.run is not None:
-            out.print(f"{name}: planned by HCP Terraform: {plan.run}", soft_wrap=True)
+            tables.say(f"{name}: planned by HCP Terraform: {plan.run}", to_stderr=to_stderr)
     if cost is not None:
         show_cost(name, cost, to_stderr=to_stderr)
 
@@ -51,7 +51,7 @@ def show_cost(name: str, cost: Cost, *, to_stderr: bool = False) -> None:
     """Prints the cost of each pool and of all pools, with the dates of the prices and the extra costs."""
     out = tables.console(to_stderr=to_stderr)
     for line in cost_lines(cost.volumes):
-        out.print(escape(line), soft_wrap=True)
+        tables.say(line, to_stderr=to_stderr)
     if all(pool.free for pool in cost.pools):
         if cost.pools:
             out.print(f"{name} costs nothing: it runs on this machine")
@@ -76,7 +76,7 @@ def show_cost(name: str, cost: Cost, *, to_stderr: bool = False) -> None:
         made.add_row("all", "", "", f"{about}{usd(cost.usd_per_hour)}", f"{about}{usd(cost.usd_per_30_days)}", "")
     out.print(made)
     for line in _cost_remarks(cost):
-        out.print(escape(line), soft_wrap=True)
+        tables.say(line, to_stderr=to_stderr)
 
 
 def _amount(pool: PoolCost, hours: int) -> str:

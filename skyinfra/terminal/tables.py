@@ -1,8 +1,9 @@
-"""Tables for a person, JSON for a program."""
+"""Tables and sentences for a person, JSON for a program."""
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
@@ -15,7 +16,7 @@ from rich.text import Text
 
 from skyinfra.console import console as clean_console
 from skyinfra.errors.printable import printable
-from skyinfra.terminal import screen
+from skyinfra.terminal import folding, screen
 
 if TYPE_CHECKING:
     from skyinfra.mig import Placement
@@ -40,6 +41,10 @@ _SENTENCE = 24
 _ID = 17
 # The longest text of a cell, unless tables are wide.
 _LONGEST = 1000
+# A command in a sentence.
+_COMMAND = re.compile(r"`[^`\n]+`")
+# A text, or one with its style.
+Piece = str | tuple[str, str]
 
 
 def print_document(document: Mapping[str, object]) -> None:
@@ -55,11 +60,22 @@ def console(*, to_stderr: bool = False) -> Console:
     return clean_console(to_stderr=to_stderr, highlight=False, width=_UNLIMITED)
 
 
+def say(*pieces: Piece, to_stderr: bool = False) -> None:
+    """Prints sentences, folded between words where a terminal shows them; commands in them stay whole."""
+    out = console(to_stderr=to_stderr)
+    text = Text()
+    for piece, style in ((each, "") if isinstance(each, str) else each for each in pieces):
+        text.append(printable(piece, None), style)
+    text.highlight_regex(_COMMAND, "cyan")
+    for line in folding.sentences(text, out.width):
+        out.print(line, soft_wrap=True)
+
+
 class FittingTable(Table):
     """A table that fits its terminal: it cuts long ids in their middle, then leaves columns out, in a fixed order.
 
-    leave_out: columns in the order in which they go; before them go empty ones, whichever they are. ids: columns of
-    long ids. sentences: columns that are folded rather than that others go for them.
+    leave_out: columns in the order in which they go, those that one needs last or never; before them go empty ones,
+    whichever they are. ids: columns of long ids. sentences: columns that are folded before others go for them.
     """
 
     def __init__(
@@ -95,6 +111,7 @@ class FittingTable(Table):
                 break
             kept.remove(name)
             hidden = [each for each in hidden if each != name] + ([] if name in empty else [name])
+        self._fold(cells, widths, kept, options.max_width)
         shown = Table(box=None, header_style="bold", pad_edge=False, padding=(0, _GAP, 0, 0))
         for name in kept:
             shown.add_column(name, overflow="fold")
@@ -102,12 +119,27 @@ class FittingTable(Table):
             shown.add_row(*(cells[name][row] for name in kept))
         yield shown
         if hidden:
-            yield Text(f"Left out or cut to fit: {', '.join(hidden)}. --wide shows all.", style="dim")
+            note = Text(f"Left out or cut to fit: {', '.join(hidden)}. --wide shows all.", style="dim")
+            yield from folding.sentences(note, options.max_width)
+
+    def _fold(self, cells: dict[str, list[Any]], widths: Mapping[str, int], kept: Sequence[str], room: int) -> None:
+        """Folds the cells of sentences, which share the room that the other columns leave; the narrow ones first."""
+        whole = {name: max((_text(each).cell_len for each in cells[name]), default=0) for name in kept}
+        shared = sorted((name for name in kept if name in self.sentences), key=whole.__getitem__)
+        room -= _sum(dict(widths), kept) - sum(widths[name] for name in shared)
+        for left, name in zip(range(len(shared), 0, -1), shared, strict=True):
+            width = max(min(whole[name], room // left), widths[name])
+            cells[name] = [folding.cell(_text(each), width) for each in cells[name]]
+            room -= width
 
     def _width(self, console: Console, name: str, cells: Sequence[object]) -> int:
         free = console.options.update(width=_UNLIMITED)
         widest = max((Measurement.get(console, free, cell).maximum for cell in cells), default=0)  # type: ignore[arg-type]
         return max(len(name), min(widest, _SENTENCE) if name in self.sentences else widest)
+
+
+def _text(cell: Any) -> Text:
+    return cell if isinstance(cell, Text) else Text.from_markup(str(cell))
 
 
 def _sum(widths: dict[str, int], kept: Sequence[str]) -> int:

@@ -1,0 +1,46 @@
+"""Folds lines where they are wider than the terminal: between words, in cells also within long names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from rich.cells import cell_len
+from rich.text import Text
+
+# A command is one word: it is copied as it stands.
+_WORD = re.compile(r"`[^`\n]+`\S*|\S+")
+# Cells are narrow. Names in them, such as those of layouts, are folded behind what joins their parts.
+_JOINT = r"[|,]|\+(?!me)|/(?=\S{4})"
+_PART = re.compile(rf"(?:(?!{_JOINT})\S)+(?:{_JOINT})*|(?:{_JOINT})+")
+# Where a name that is wider than its column is folded besides.
+_SEAM = re.compile(r"[^\s_.-]+[_.-]*|[_.-]+")
+# Lines that begin so are code.
+_CODE = "    "
+
+
+def sentences(text: Text, width: int) -> Iterator[Text]:
+    """Yields the lines of *text*; one that is wider goes on below its first word. Longer words and code stay whole."""
+    for line in text.split("\n", allow_blank=True):
+        yield from [line] if line.plain.startswith(_CODE) else _folded(line, width, _WORD)
+
+
+def cell(text: Text, width: int) -> Text:
+    """Returns *text* with the new lines that make it at most *width* wide, unless a part of a name is longer."""
+    lines = [part for line in text.split("\n", allow_blank=True) for part in _folded(line, width, _PART)]
+    return Text("\n").join(piece for line in lines for piece in _folded(line, width, _SEAM))
+
+
+def _folded(line: Text, width: int, words: re.Pattern[str]) -> Iterator[Text]:
+    plain = line.plain
+    if cell_len(plain) <= width:
+        yield line
+        return
+    margin = len(plain) - len(plain.lstrip())
+    start = end = margin
+    for word in words.finditer(plain):
+        if end > start and margin + cell_len(plain[start : word.end()]) > width:
+            yield Text(plain[:margin]) + line[start:end]
+            start = word.start()
+        end = word.end()
+    yield Text(plain[:margin]) + line[start:end]

@@ -1,0 +1,153 @@
+"""Colours and folding, as public reports of other command lines have them wrong.
+
+hashicorp/terraform#23708 (NO_COLOR, FORCE_COLOR), gruntwork-io/terratest#115 and aquasecurity/tfsec#50 (escape codes in
+logs of CI), ray-project/ray#20485 (colours that are not the terminal's own eight), build-trust/ockam#5138 and
+stevenvachon/broken-link-checker#26 (spinners in logs), a8m/pb#82 (TERM=dumb), Metta-AI/metta#964 (a pipe folded to 80
+columns), dstackai/dstack#2572 (cells cut until they say nothing), skypilot-org/skypilot#1018 (one wide column takes the
+rest), moby/moby#7477 (what one needs at the end), apache/openwhisk#1646 (names cut that the next command takes).
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from front_ends.on_terminal import on_terminal, plain
+from rich.text import Text
+from support import python_path
+
+import skyinfra
+from skyinfra.console import colours
+from skyinfra.terminal import folding
+
+ESCAPE = "\x1b"
+VARIABLES = ("NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "COLORTERM", "TERM")
+
+
+def piped(*arguments: str, **environment: str) -> str:
+    kept = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    command = [sys.executable, "-m", "skyinfra.cli", *arguments]
+    done = subprocess.run(
+        command, env={**kept, "PYTHONPATH": python_path(), **environment}, capture_output=True, text=True
+    )
+    return done.stdout + done.stderr
+
+
+class Stream(io.StringIO):
+    def __init__(self, *, terminal: bool) -> None:
+        super().__init__()
+        self.terminal = terminal
+
+    def isatty(self) -> bool:
+        return self.terminal
+
+
+@pytest.mark.parametrize(
+    ("given", "terminal", "pipe"),
+    [
+        ({}, "auto", None),
+        ({"NO_COLOR": "1"}, None, None),
+        ({"NO_COLOR": ""}, "auto", None),  # no-color.org: "when present and not an empty string"
+        ({"NO_COLOR": "1", "FORCE_COLOR": "1"}, None, None),
+        ({"FORCE_COLOR": "1"}, "standard", "standard"),
+        ({"FORCE_COLOR": "2"}, "256", "256"),
+        ({"FORCE_COLOR": "3"}, "truecolor", "truecolor"),
+        ({"FORCE_COLOR": "0"}, None, None),
+        ({"FORCE_COLOR": ""}, "auto", None),
+        ({"FORCE_COLOR": "1", "TERM": "xterm-256color"}, "256", "256"),
+        ({"CLICOLOR_FORCE": "1"}, "standard", "standard"),
+        ({"CLICOLOR_FORCE": "0"}, "auto", None),
+        ({"CLICOLOR_FORCE": "1", "COLORTERM": "truecolor"}, "truecolor", "truecolor"),
+        ({"CLICOLOR": "0"}, None, None),
+        ({"CLICOLOR": "1"}, "auto", None),
+        ({"CLICOLOR": "0", "FORCE_COLOR": "1"}, "standard", "standard"),
+    ],
+)
+def test_the_environment_decides(
+    given: dict[str, str], terminal: str | None, pipe: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    assert colours(Stream(terminal=True)) == terminal
+    assert colours(Stream(terminal=False)) == pipe
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("mig", "show", "H100", "3g.40gb"), ("offers", "H100x"), ()])
+def test_neither_colour_nor_weight_where_none_is_wanted(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    _, shown = on_terminal(*arguments, folder=tmp_path)
+    assert ESCAPE in shown
+    _, without = on_terminal(*arguments, folder=tmp_path, NO_COLOR="1")
+    assert ESCAPE not in without and without == plain(shown)
+    assert ESCAPE not in on_terminal(*arguments, folder=tmp_path, TERM="dumb")[1]
+    assert ESCAPE not in piped("-C", str(tmp_path), *arguments)
+
+
+def test_colours_that_are_forced_into_a_pipe_move_and_fold_nothing() -> None:
+    plainly = piped("offers", "H100:8")
+    forced = piped("offers", "H100:8", FORCE_COLOR="1")
+    assert ESCAPE in forced and plain(forced) == plainly
+    assert re.findall(r"\x1b\[(?![0-9;]*m)", forced) == []
+    assert max(map(len, plainly.splitlines())) > 120
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--help",), ("deploy", "--help"), ("recommend", "llama-3-8b"), ("offers", "T4")]
+)
+def test_only_the_eight_colours_of_the_terminal_itself(arguments: tuple[str, ...]) -> None:
+    _, shown = on_terminal(*arguments, COLORTERM="truecolor")
+    codes = {code for codes in re.findall(r"\x1b\[([0-9;]*)m", shown) for code in codes.split(";")}
+    assert {*codes} & {"1", "36"} and not codes & {"38", "48"}
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+@pytest.mark.parametrize("arguments", [("recommend", "llama-3-70b"), ("--help",), ("offers", "H100:8")])
+def test_sentences_are_folded_between_words(arguments: tuple[str, ...], columns: int) -> None:
+    _, text = on_terminal(*arguments, columns=columns)
+    lines = plain(text).partition("import skyinfra")[0].splitlines()
+    assert max(map(len, lines)) <= columns
+    # The sentences stand below the table, and all of the help is some.
+    last = {"recommend": "Left out: ", "offers": "Not deployable", "--help": "Usage"}[arguments[0]]
+    words, whole = plain(text).partition(last)[2].split(), piped(*arguments).partition(last)[2].split()
+    assert words == whole and len(words) > 20
+
+
+def test_what_one_copies_is_not_folded() -> None:
+    command = "`skyinfra move old-name new-name --a-long-option`"
+    text = Text(f"Keep the nodes in the stack that declares them now: {command}, or not.")
+    assert [line.plain for line in folding.sentences(text, 40)] == [
+        "Keep the nodes in the stack that",
+        "declares them now:",
+        f"{command},",
+        "or not.",
+    ]
+    assert [line.plain for line in folding.sentences(Text("    x = 1  # code" * 3), 20)] == ["    x = 1  # code" * 3]
+    assert [line.plain for line in folding.sentences(Text("  - one two three"), 10)] == ["  - one", "  two", "  three"]
+
+
+def test_names_in_cells_are_folded_where_their_parts_join() -> None:
+    layout = Text.from_markup("[red]H100:8/3g.40gb+2g.20gb[/]+1g.10gb+me*2 (simulated)")
+    assert folding.cell(layout, 17).plain.split("\n") == ["H100:8/3g.40gb+", "2g.20gb+", "1g.10gb+me*2", "(simulated)"]
+    assert folding.cell(Text("gpu-mi300x1-192gb"), 12).plain == "gpu-mi300x1-\n192gb"
+    assert folding.cell(Text("$14.94/h of 2026-05-20"), 11).plain.split("\n") == ["$14.94/h of", "2026-05-20"]
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_the_columns_that_one_needs_stay(columns: int) -> None:
+    _, text = on_terminal("recommend", "llama-3-70b", columns=columns)
+    head = next(line for line in plain(text).splitlines() if line.startswith("PER HOUR"))
+    assert {"PROVIDER", "MACHINE", "ACCELERATOR"} <= set(head.split())
+    assert "…" not in text
+
+
+def test_one_place_decides_about_colours() -> None:
+    package = Path(skyinfra.__file__).parent
+    found = re.compile(r"NO_COLOR|FORCE_COLOR|CLICOLOR|color_system|force_terminal")
+    places = {file.relative_to(package).as_posix() for file in package.rglob("*.py") if found.search(file.read_text())}
+    assert places == {"console.py"}
