@@ -86,7 +86,7 @@ def __getattr__(name: str) -> Any:
     if not module and not _PROVIDERS and name[:1].isupper():
         module = "skyinfra.providers"
     if not module:
-        raise AttributeError(f"module 'skyinfra' has no attribute {name!r}")
+        raise _errors.no_attribute(name, "sky")
     try:
         value = globals()[name] = getattr(importlib.import_module(module), attribute)
     except ModuleNotFoundError as error:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, WrapValidator
 
 from skyinfra.errors import InvalidField, SkyinfraError
-from skyinfra.errors.options import nearest
+from skyinfra.errors.options import nearest, no_attribute
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -49,7 +49,21 @@ def _unless_output(value: Any, check: Any) -> Any:
 OUTPUT = WrapValidator(_unless_output)
 
 
-class Declaration(BaseModel):
+if TYPE_CHECKING:
+    _Model = BaseModel
+else:
+
+    class _Named(type(BaseModel)):
+        def __getattr__(cls, name: str) -> Any:
+            if name.startswith("_"):
+                return super().__getattr__(name)
+            raise no_attribute(name, cls.words or cls.__name__)
+
+    class _Model(BaseModel, metaclass=_Named):
+        words: ClassVar[str] = ""
+
+
+class Declaration(_Model):
     """Base of the declaration's models. Raises `InvalidField` where pydantic would raise its ValidationError."""
 
     model_config = ConfigDict(
@@ -63,6 +77,11 @@ class Declaration(BaseModel):
 
     # Hidden from type checkers, so that they and editors keep the signature made from the fields.
     if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("_"):
+                return super().__getattr__(name)
+            raise no_attribute(name, type(self).words or type(self).__name__)
 
         def __init__(self, *given: Any, **values: Any) -> None:
             if given:

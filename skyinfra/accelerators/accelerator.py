@@ -186,6 +186,11 @@ class Accelerator:
         return made
 
     @property
+    def memory(self) -> str:
+        """The memory of one device, as the argument of that name takes it: ``80GB``."""
+        return f"{self.memory_gb}GB"
+
+    @property
     def mig_capable(self) -> bool:
         """Whether it can be partitioned and the profiles are known."""
         return self.mig_model is not None and bool(_mig.geometry(self.mig_model).profiles)

@@ -292,7 +292,7 @@ class Commands(TyperGroup):
         """Imports the command that is named; one of another tool leads to ours."""
         if args[0] in self.commands:
             self.commands[args[0]]
-        elif ctx.parent is None and (said := meant(args[0], "skyinfra")):
+        elif ctx.parent is None and (said := meant(args[0], "skyinfra", None)):
             ctx.fail(f"No such command '{args[0]}'. {said}")
         return super().resolve_command(ctx, args)
 

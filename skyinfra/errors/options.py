@@ -68,8 +68,17 @@ def check_mapping(field: str, value: object) -> None:
             )
 
 
+def no_attribute(name: str, of: str) -> AttributeError:
+    """Returns the error for an attribute that *of* has not, with what it is here where it is another tool's."""
+    said = meant(name, of, None)
+    return AttributeError(f"{of} has no {name!r}{f'. {said}' if said else ''}")
+
+
 def refuses_unknown_options(of: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorator: a keyword that the function has not is an `InvalidField` with the nearest one."""
+    """Decorator: a keyword that the function has not is an `InvalidField` with the nearest one.
+
+    So are more arguments than it takes, where another tool takes as many.
+    """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         code = function.__code__
@@ -79,6 +88,8 @@ def refuses_unknown_options(of: str) -> Callable[[Callable[P, R]], Callable[P, R
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             check_options(kwargs, known, of=of)
+            if len(args) > code.co_argcount and (said := meant("*", of, None)):
+                raise InvalidField("takes other arguments", field=of, hint=said)
             return function(*args, **kwargs)
 
         return call

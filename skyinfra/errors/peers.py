@@ -15,7 +15,7 @@ _WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         ('accelerator="H100:8"', "gpu_count num_gpus gpus_per_node accelerator_count count"),
         ('accelerator="H100/3g.40gb"', "mig mig_profile mig_profiles partition partitions profile fraction"),
         ("vcpus=8", "cpu cpus num_cpus cores vcpu"),
-        ("memory_gb=64", "memory mem ram memory_mb memory_gib"),
+        ("memory_gb=64, which are GB", "memory mem ram memory_mb memory_gib"),
         ("disk_gb=200", "disk disk_size storage volume_size"),
         ("nodes=2", "num_nodes node_count replicas workers num_workers min_nodes max_nodes instances size"),
         ('provider=sky.AWS(region="us-east-1")', "region regions cloud clouds infra backend backends location"),
@@ -51,7 +51,32 @@ _WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         ('index="https://..."', "index_url pip_index"),
         ('extra_indexes=["https://..."]', "extra_index_url extra_index_urls"),
         ('wheelhouse="https://..."', "find_links"),
-        ('sky.GCP(image="..."), sky.AWS(ami="...")', "docker docker_image image image_id base container ami registry"),
+        (
+            'sky.GCP(image="..."), sky.AWS(ami="...")',
+            "docker docker_image image image_id base container ami registry from_registry from_dockerfile debian_slim",
+        ),
+    ),
+    "sky": (
+        ("@sky.compute", "function remote task"),
+        ("@sky.cls", "actor Cls Actor"),
+        ("sky.FleetStack(app, ...)", "App Stub Cluster Stack"),
+        ("sky.ComputePool(...)", "Compute Pool Resources Fleet"),
+    ),
+    "@sky.enter": (("@sky.enter, without arguments", "snap"),),
+    "SpotCheckpointer": (
+        ('path="/mnt/shared/run-7"', "checkpoint_dir ckpt_dir directory dir folder root"),
+        ("sky.interrupted()", "should_stop interrupted preempted"),
+        ("save(state, step)", "save_checkpoint checkpoint"),
+        ("load_latest()", "load restore resume"),
+    ),
+    "SpotCheckpointer.save": (
+        (
+            'save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}, step)',
+            "* model optimizer epoch scheduler",
+        ),
+    ),
+    "SpotCheckpointer.load_latest": (
+        ('state, step = load_latest(); model.load_state_dict(state["model"])', "* model optimizer map_location"),
     ),
     "provider": (
         ('region="..."', "location datacenter regions"),
@@ -88,7 +113,8 @@ _WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         ('env={"NAME": "value"}', "envs environment env_vars runtime_env"),
         ('secrets=["HF_TOKEN"]', "secret"),
         ("sky.ComputePool(vcpus=8)", "cpu cpus num_cpus"),
-        ("sky.ComputePool(memory_gb=64)", "memory mem ram"),
+        ("sky.ComputePool(memory_gb=64), which are GB", "memory mem ram"),
+        ("keep=2, objects that stay loaded on a slot", "enable_memory_snapshot experimental_options snap snapshot"),
         ('sky.ComputePool(image=sky.Image(pip=["torch"]))', "image pip packages dependencies"),
         ("pool.launch(f, nodes=2)", "nodes num_nodes world_size num_workers"),
         ("sky.ComputePool(nodes=2)", "concurrency max_concurrency concurrency_limit max_containers"),
@@ -97,7 +123,7 @@ _WORDS: dict[str, tuple[tuple[str, str], ...]] = {
     "skyinfra": (
         ("skyinfra deploy", "up apply launch create start provision"),
         ("skyinfra destroy", "down delete remove rm stop terminate teardown kill"),
-        ("skyinfra status", "ps ls list show get describe info"),
+        ("skyinfra status", "ps ls list show describe info"),
         ("skyinfra plan", "diff preview dry-run"),
         ("skyinfra synth", "compile build validate"),
         ("skyinfra jobs", "job queue q submit cancel"),
@@ -121,17 +147,17 @@ _WORDS: dict[str, tuple[tuple[str, str], ...]] = {
 _OF_TASKS = ("@sky.cls", "Task.options")
 
 
-def meant(name: str, of: str, known: Collection[str] = ()) -> str:
+def meant(name: str, of: str, known: Collection[str] | None = ()) -> str:
     """Returns what to write for the option *name* of another tool, in a sentence; empty where that is not known.
 
-    of: what was given it: ``ComputePool``, ``Image``, ``provider`` or a decorator; ``skyinfra``: *name* is a command.
-    known: the options that this has.
+    of: what was given it: ``ComputePool``, ``Image``, ``provider`` or a decorator. known: the options that this has;
+    None where *name* is no option, but a command or an attribute; it is ``*`` where there were too many arguments.
     """
     for written, theirs in _WORDS.get("@sky.compute" if of in _OF_TASKS else of, ()):
         option = written.partition("=")[0]
-        if name not in theirs.split() or (option.isidentifier() and option not in known):
+        if name not in theirs.split() or (known is not None and option.isidentifier() and option not in known):
             continue
-        if of == "skyinfra":
+        if known is None:
             return f"It is, here: {written}"
         if not option.isidentifier():
             return f"{name}= is, here: {written}"

@@ -36,8 +36,9 @@ def print_json(value: object) -> None:
 _UNLIMITED = 10_000
 # Between two columns.
 _GAP = 2
-# The width that is asked for a column of sentences, which are folded, and that of a long id after it was cut.
+# The width that is asked for a column of sentences, which are folded, the least one, and that of an id that was cut.
 _SENTENCE = 24
+_NARROWEST = 8
 _ID = 17
 # The longest text of a cell, unless tables are wide.
 _LONGEST = 1000
@@ -128,7 +129,8 @@ class FittingTable(Table):
         shared = sorted((name for name in kept if name in self.sentences), key=whole.__getitem__)
         room -= _sum(dict(widths), kept) - sum(widths[name] for name in shared)
         for left, name in zip(range(len(shared), 0, -1), shared, strict=True):
-            width = max(min(whole[name], room // left), widths[name])
+            least = max(_NARROWEST, *map(len, name.split()))
+            width = max(min(max(whole[name], len(name)), room // left), least)
             cells[name] = [folding.cell(_text(each), width) for each in cells[name]]
             room -= width
 

@@ -15,9 +15,9 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from skyinfra.errors import InvalidField, MissingDependency
+from skyinfra.errors import InvalidField, MissingDependency, no_attribute, refuses_unknown_options
 from skyinfra.node.folder import sync_folder
 from skyinfra.worker.interruption import interrupted
 
@@ -50,6 +50,7 @@ class SpotCheckpointer:
     Raises `InvalidField` for a *path* that is a URL, for a *keep* below 1, and for *save* without *load*.
     """
 
+    @refuses_unknown_options("SpotCheckpointer")
     def __init__(self, path: Path | str, *, save: Save | None = None, load: Load | None = None, keep: int = 2) -> None:
         if "://" in str(path):
             raise InvalidField(
@@ -69,6 +70,12 @@ class SpotCheckpointer:
         # Step, end and duration in seconds of the last save here.
         self._last: tuple[int, float, float] | None = None
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise no_attribute(name, "SpotCheckpointer")
+
+    @refuses_unknown_options("SpotCheckpointer.save")
     def save(self, state: Any, step: int) -> Path:
         """Saves *state* for *step*, at least 0, durably; returns the path of the checkpoint.
 
@@ -100,6 +107,7 @@ class SpotCheckpointer:
         self._last = step, now, now - began
         return place
 
+    @refuses_unknown_options("SpotCheckpointer.load_latest")
     def load_latest(self) -> tuple[Any, int] | None:
         """Returns the last saved state and its step; None where nothing was saved. Raises what *load* raises."""
         try:

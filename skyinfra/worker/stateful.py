@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from skyinfra.errors import refuses_unknown_options
 from skyinfra.node import children
 
 F = TypeVar("F", bound=Callable[..., object])
@@ -17,12 +18,14 @@ F = TypeVar("F", bound=Callable[..., object])
 ENTER, EXIT = "__skyinfra_enter__", "__skyinfra_exit__"
 
 
+@refuses_unknown_options("@sky.enter")
 def enter(method: F) -> F:
     """Decorator in a class of `skyinfra.cls`: *method* runs once in the process of a slot, before its first task."""
     setattr(method, ENTER, True)
     return method
 
 
+@refuses_unknown_options("@sky.exit")
 def exit(method: F) -> F:
     """Decorator in a class of `skyinfra.cls`: *method* runs when the object goes: its process ends, or another object
     takes its place. A process that is killed runs nothing any more."""
