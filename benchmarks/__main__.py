@@ -1,4 +1,4 @@
-"""``python -m benchmarks [NAME ...] [--quick] [--trace FILE]``; the latter is for `follow`."""
+"""``python -m benchmarks [NAME ...] [--quick] [--trace FILE] [--report FILE]``; these two: of `follow` and `gpu`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ QUICK = {**ALL, "engine": partial(engine.run, quick=True)}
 def main() -> None:
     quick = "--quick" in sys.argv
     words = iter(sys.argv[1:])
-    names = [word for word in words if word != "--quick" and not (word == "--trace" and next(words, None))] or list(ALL)
+    with_file = ("--trace", "--report")
+    names = [word for word in words if word != "--quick" and not (word in with_file and next(words, None))] or list(ALL)
     unknown = set(names) - set(ALL)
     if unknown:
         sys.exit(f"no such benchmark: {', '.join(sorted(unknown))}; there are {', '.join(ALL)}")

@@ -1,7 +1,7 @@
 """On a machine with NVIDIA GPUs: a slot for each, PyTorch on them, what `doctor` and `metrics` say meanwhile.
 
 The baseline of what tasks do is the same function in a new Python process. Without a driver nothing is measured; a
-PyTorch without CUDA computes on the CPU, and the rows say so.
+PyTorch without CUDA computes on the CPU, and the rows say so. `gpu_report` keeps what was found in a file.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pynvml
-
+from benchmarks.gpu_report import Report, look
 from benchmarks.measure import Result, python
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -36,9 +35,18 @@ PROCESS = "a new Python process"
 
 
 def run() -> Iterator[Result]:
-    names = _gpus()
+    """Measures, and writes the report to the file behind ``--report``."""
+    words = sys.argv[1:]
+    file = words[words.index("--report") + 1] if "--report" in words[:-1] else "gpu-report.json"
+    report = Report()
+    yield from report.kept(_measured(report), Path(file))
+
+
+def _measured(report: Report) -> Iterator[Result]:
+    look(report)
+    names = [each["name"] for each in report.gpus]
     if not names:
-        print("gpu: this machine has no NVIDIA driver", file=sys.stderr)
+        report.say("this machine has no NVIDIA driver")
         return
     accelerator = NodeAccelerator(names[0], "nvidia", len(names))
     config = NodeConfig(1, "bench", "gpu", "n0", "local", head=True, scheduler="127.0.0.1:0", accelerator=accelerator)
@@ -51,23 +59,10 @@ def run() -> Iterator[Result]:
             ratio = len({slot.uuid for slot in slots}) / len(names)
             yield Result(f"{names[0]}: slots", f"GPUs that NVML lists: {len(names)}", seconds, ratio, "1")
             with node.pool() as pool:
-                yield from _training(node, pool)
-            yield from _doctor(node)
+                yield from _training(node, pool, report)
+            yield from _doctor(node, report)
         finally:
             node.run("stop", "--timeout", "30")
-
-
-def _gpus() -> list[str]:
-    """What the GPUs call themselves."""
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return []
-    try:
-        handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
-        return [str(pynvml.nvmlDeviceGetName(handle)) for handle in handles]
-    finally:
-        pynvml.nvmlShutdown()
 
 
 def train(steps: int) -> dict[str, Any]:
@@ -107,9 +102,9 @@ def train(steps: int) -> dict[str, Any]:
     }
 
 
-def _training(node: RunningNode, pool: Pool) -> Iterator[Result]:
+def _training(node: RunningNode, pool: Pool, report: Report) -> Iterator[Result]:
     if importlib.util.find_spec("torch") is None:
-        print("gpu: this Python has no PyTorch", file=sys.stderr)
+        report.say("this Python has no PyTorch")
         return
     slot = pool.slots()[:1]
     program = f"import json; from benchmarks import gpu; print(json.dumps(gpu.train({STEPS})))"
@@ -154,8 +149,9 @@ def _busy(node: RunningNode, pool: Pool) -> Iterator[Result]:
         future.cancel()
 
 
-def _doctor(node: RunningNode) -> Iterator[Result]:
+def _doctor(node: RunningNode, report: Report) -> Iterator[Result]:
     findings = json.loads(node.run("doctor", "--json", check=False).stdout)["findings"]
+    report.doctor = [{"what": each["what"], "result": each["result"]} for each in findings]
     wrong = [each["what"] for each in findings if each["result"] == "wrong"]
     baseline = f"{len(findings)} findings of doctor"
     what = f"wrong: {', '.join(wrong) or 'nothing'}"

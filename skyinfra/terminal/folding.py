@@ -31,6 +31,11 @@ def cell(text: Text, width: int) -> Text:
     return Text("\n").join(piece for line in lines for piece in _folded(line, width, _SEAM))
 
 
+def least(text: Text) -> int:
+    """Returns the width below which a part of a name in *text* is folded within."""
+    return max((cell_len(part[0]) for part in _PART.finditer(text.plain)), default=0)
+
+
 def _folded(line: Text, width: int, words: re.Pattern[str]) -> Iterator[Text]:
     plain = line.plain
     if cell_len(plain) <= width:

@@ -125,13 +125,19 @@ class FittingTable(Table):
 
     def _fold(self, cells: dict[str, list[Any]], widths: Mapping[str, int], kept: Sequence[str], room: int) -> None:
         """Folds the cells of sentences, which share the room that the other columns leave; the narrow ones first."""
-        whole = {name: max((_text(each).cell_len for each in cells[name]), default=0) for name in kept}
-        shared = sorted((name for name in kept if name in self.sentences), key=whole.__getitem__)
-        room -= _sum(dict(widths), kept) - sum(widths[name] for name in shared)
-        for left, name in zip(range(len(shared), 0, -1), shared, strict=True):
-            least = max(_NARROWEST, *map(len, name.split()))
-            width = max(min(max(whole[name], len(name)), room // left), least)
-            cells[name] = [folding.cell(_text(each), width) for each in cells[name]]
+        shared = [name for name in kept if name in self.sentences]
+        texts = {name: [_text(each) for each in cells[name]] for name in shared}
+        whole = {name: max(len(name), *(each.cell_len for each in texts[name]), 0) for name in shared}
+        room -= _sum(widths, kept) - sum(widths[name] for name in shared)
+        least = {name: max(map(folding.least, (Text(name), *texts[name]))) for name in shared}
+        if sum(least.values()) > room:
+            least = {name: max(_NARROWEST, folding.least(Text(name))) for name in shared}
+        shared.sort(key=whole.__getitem__)
+        for place, name in enumerate(shared):
+            later = shared[place + 1 :]
+            share = min(room // (len(later) + 1), room - sum(least[each] for each in later))
+            width = max(min(whole[name], share), least[name])
+            cells[name] = [folding.cell(each, width) for each in texts[name]]
             room -= width
 
     def _width(self, console: Console, name: str, cells: Sequence[object]) -> int:
@@ -144,7 +150,7 @@ def _text(cell: Any) -> Text:
     return cell if isinstance(cell, Text) else Text.from_markup(str(cell))
 
 
-def _sum(widths: dict[str, int], kept: Sequence[str]) -> int:
+def _sum(widths: Mapping[str, int], kept: Sequence[str]) -> int:
     return sum(widths[name] + _GAP for name in kept) - _GAP
 
 

@@ -182,9 +182,51 @@ def test_it_says_what_a_cloud_costs_and_where_a_state_is(tmp_path: Path, alone: 
         ],
     }
     stack.state_file.write_text(json.dumps({"version": 4, "outputs": {}, "resources": [machine]}))
-    assert "lab: partly deployed, at $55." in alone(tmp_path / "declared")
+    found = alone(tmp_path / "declared")
+    assert "lab: partly deployed, at $55." in found
+    # What it takes to go on comes first.
+    assert "Next:\n  skyinfra deploy lab " in found and "skyinfra destroy lab" in found
     synthesized.synthesized(tmp_path / "declared", pool, name="lab", backend={"s3": {}})
     assert "Terraform keeps its state elsewhere (s3)" in alone(tmp_path / "declared")
+
+
+def test_a_stack_that_lacks_a_pool_or_whose_deploy_failed_is_partly_deployed(
+    project: Path, alone: Callable[[Path], str]
+) -> None:
+    assert "lab: deployed" in alone(project) and "skyinfra deploy" not in alone(project)
+    folder = Project.find(project).stack("lab").folder
+    (folder / "last-run.json").write_text(
+        json.dumps({"verb": "deploy", "began": "2026-01-01T00:00:00", "message": "x"})
+    )
+    found = alone(project)
+    assert "lab: partly deployed" in found and "The last deploy, begun at 2026-01-01T00:00:00, failed." in found
+    assert "Next:\n  skyinfra deploy lab " in found
+    (folder / "last-run.json").write_text(
+        json.dumps({"verb": "destroy", "began": "2026-01-01T00:00:00", "message": "x"})
+    )
+    found = alone(project)
+    assert found.index("skyinfra destroy lab") < found.index("skyinfra deploy lab")
+    (folder / "last-run.json").unlink()
+    file = project / "terraform.lab.tfstate"
+    state = json.loads(file.read_text())
+    state["outputs"] = {"fleet_other": state["outputs"]["fleet_mig"]}
+    file.write_text(json.dumps(state))
+    assert "lab: partly deployed" in alone(project)
+
+
+@pytest.mark.parametrize(
+    ("word", "command"),
+    [("up", "deploy"), ("down", "destroy"), ("ps", "status"), ("version", "--version"), ("apply", "deploy")],
+)
+def test_commands_of_others_name_ours(word: str, command: str) -> None:
+    done = invoked(word)
+    assert done.exit_code == 2 and f"No such command '{word}'. It is, here: skyinfra {command}" in done.output
+
+
+def test_yes_has_the_spellings_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for option in ("-y", "--yes", "--auto-approve"):
+        assert isinstance(invoked("deploy", option).exception, sky.ProjectNotFound)
 
 
 def test_another_folder(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

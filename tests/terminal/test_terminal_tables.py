@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import io
 import re
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from front_ends.on_terminal import on_terminal, plain
 from rich.console import Console
 
 from skyinfra import mig
+from skyinfra.cli import stacks
 from skyinfra.mig.drawing import boxes, compute_bar, strip
 from skyinfra.terminal import screen, tables
+from skyinfra.terraform.synthesized import SynthesizedStack
 
 UUID = "MIG-1e3aad85-2ff9-58a0-bdb2-2300d6fd86d0"
 
@@ -111,3 +115,20 @@ def test_what_an_encoding_lacks_is_replaced() -> None:
     screen.print_on(stream)
     print("MIG…d0 ± │ é", file=stream, flush=True)
     assert raw.getvalue() == b"MIG~d0 +- | ?\n"
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_pools_of_a_plan_keep_what_one_needs(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = {
+        **{"name": "mig", "provider": "aws", "nodes": 2, "machine_types": ["p5.48xlarge"], "simulated": False},
+        **{"accelerator": "H100:8/3g.40gb+2g.20gb+1g.10gb*2", "slots_per_node": 32, "hourly_cost": 55.04},
+        "price_note": "us-east-1, 2026-07-20",
+    }
+    stack = SimpleNamespace(name="inference", pools=(pool,))
+    out = Console(width=width, force_terminal=True, color_system=None, file=io.StringIO())
+    monkeypatch.setattr(tables, "console", lambda **_: out)
+    stacks.show_choices([cast(SynthesizedStack, stack)])
+    lines = out.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert max(map(len, lines)) <= width
+    assert {"POOL", "NODES", "MACHINE", "ACCELERATOR", "SLOTS/NODE", "PRICE"} <= set(lines[0].split())
+    assert " 32 " in lines[1] and "$110.08/h" in lines[1] and ("p5.48xlarge" in lines[1] or width == 60)
