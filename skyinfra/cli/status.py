@@ -8,7 +8,7 @@ import stat
 import sys
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import Annotated, Any, TextIO
 
 import typer
 from rich.markup import escape
@@ -22,9 +22,6 @@ from skyinfra.terminal import tables
 from skyinfra.terminal.drawing import lines
 from skyinfra.terminal.progress import synthesized, working
 from skyinfra.terraform.project import Project
-
-if TYPE_CHECKING:
-    pass
 
 # Of the changes of layouts that follow the work.
 _SHOWN_CHANGES = 5
