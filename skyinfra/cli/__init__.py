@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import warnings
 
 
 def main() -> None:
@@ -17,6 +18,8 @@ def main() -> None:
     # As an exception, so that what a command has begun, such as a script on a slot, is ended with it.
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _leave)
+    # What Dask warns of is for who uses Dask: what concerns a person is said by the errors of skyinfra.
+    warnings.filterwarnings("ignore", module=r"(dask|distributed|tornado)(\.|$)")
     screen.print_on(sys.stdout)
     screen.print_on(sys.stderr)
     with guarded():

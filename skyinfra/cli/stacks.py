@@ -93,10 +93,8 @@ def show_orphans(orphans: Iterable[Orphan], *, to_stderr: bool = False) -> None:
             text = f"No declared stack owns {holdings(orphan.resources)} in {orphan.where}."
         tables.say((text, "yellow"), to_stderr=to_stderr)
         if orphan.problem is None:
-            tables.say(f"Destroy them with: `{orphan.command}`", to_stderr=to_stderr)
-            tables.say(
-                f"Or keep their nodes, in the stack that declares them now: `{orphan.move}`", to_stderr=to_stderr
-            )
+            keep = f"Or keep their nodes, in the stack that declares them now: `{orphan.move}`"
+            tables.say(f"Destroy them with: `{orphan.command}`\n{keep}", to_stderr=to_stderr)
 
 
 def show_choices(stacks: Iterable[SynthesizedStack], *, as_json: bool = False, to_stderr: bool = False) -> None:

@@ -11,6 +11,7 @@ import json
 import logging
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -265,6 +266,18 @@ def test_whatever_a_command_prints_is_clean(monkeypatch: pytest.MonkeyPatch, way
     else:
         assert OBEYED.search(text) is None, repr(text)
         assert "title" in text and "hidden" in text
+
+
+def test_what_dask_warns_of_is_not_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def app() -> None:
+        for module in ("distributed.client", "distributed.utils", "dask.config", "tornado.iostream", "my.module"):
+            warnings.warn_explicit(f"of {module}", UserWarning, "file.py", 1, module=module)
+
+    monkeypatch.setattr(commands, "app", lambda: (app(), sys.exit(0)))
+    monkeypatch.setattr(warnings, "showwarning", lambda message, *_: print(message, file=sys.stderr))
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        assert shown(monkeypatch) == (0, "of my.module\n")
 
 
 def test_no_other_console_is_made() -> None:
