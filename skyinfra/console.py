@@ -24,6 +24,7 @@ _BEGUN = re.compile(r"\x1b(\[[0-9;:]{0,64})?\Z")
 _RESET = "\x1b[0m"
 # The eight colours that every terminal has in its own shades. Of rich's bars, which have shades of their own.
 _BARS = {
+    "bar.back": "dim",
     "bar.complete": "cyan",
     "bar.finished": "green",
     "bar.pulse": "cyan",
