@@ -99,7 +99,7 @@ class HeadConnection:
 
     async def _run(self) -> None:
         head, security = start.parse(self.node.config.scheduler), worker_security(self.node)
-        while not self._closed:
+        while True:
             try:
                 await start.check_reachable(head, security=security)
                 async with connection(self.node) as scheduler, asyncio.TaskGroup() as group:
