@@ -396,7 +396,7 @@ def test_the_runner_brings_every_unit_that_is_started() -> None:
 def test_units_name_the_places_of_a_node() -> None:
     """Those that travel with the runner are plain text, which nothing fills."""
     known = [value for value in vars(places).values() if isinstance(value, str) and value.startswith("/")]
-    known += [f"{places.FOLDER}/{name}" for name in ("desired-layout.json", "upgrade.request", "pycache")]
+    known += [f"{places.FOLDER}/{name}" for name in ("desired-layout.json", "upgrade.request", "end.request", "pycache")]
     known += [f"{places.VENV}/bin/skyinfra-runner", f"{places.VENV}/bin/python", f"{places.VENV}/bin"]
     known += [f"{places.TOOLS}/bin", f"{places.OPT}/upgrade.json"]
     for name, unit in units_of(user_data(aws()).head).items():
@@ -413,7 +413,7 @@ def test_units_are_good(tmp_path: Path) -> None:
         # What they start is not on this machine.
         (tmp_path / name).write_text(re.sub("ExecStart=.*", "ExecStart=/bin/true", content))
     units = sorted(str(path) for path in tmp_path.iterdir())
-    assert len(units) == 10
+    assert len(units) == 12
     environment = {**os.environ, "SYSTEMD_UNIT_PATH": f"{tmp_path}:"}
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", *units], capture_output=True, text=True, env=environment, check=False

@@ -70,6 +70,8 @@ POOL: Table = {
     "disk_gb": [(500, {}, False)],
     "max_hourly_cost": [(500, {}, False)],
     "rdma": [(True, {}, False)],
+    "stop_after_idle": [("30m", {}, False)],
+    "max_lifetime": [("12h", {}, False)],
     "labels": [({"team": "ml"}, {}, False)],
     "stack": [("t", {}, False)],
     "volumes": [({"/data": sky.Volume(name="v", provider=sky.AWS(zones=["us-east-1a"]), size_gb=9)}, {}, True)],

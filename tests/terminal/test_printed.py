@@ -155,6 +155,7 @@ ASKING: dict[str, list[str]] = {
     "ssh": [FLEET],
     "port-forward": [FLEET, "elsewhere", "80"],
     "status": ["stack"],
+    "keep": [FLEET, "2h"],
     "top": [FLEET],
     "logs": [FLEET],
     "doctor": [FLEET],
