@@ -396,7 +396,9 @@ def test_the_runner_brings_every_unit_that_is_started() -> None:
 def test_units_name_the_places_of_a_node() -> None:
     """Those that travel with the runner are plain text, which nothing fills."""
     known = [value for value in vars(places).values() if isinstance(value, str) and value.startswith("/")]
-    known += [f"{places.FOLDER}/{name}" for name in ("desired-layout.json", "upgrade.request", "end.request", "pycache")]
+    known += [
+        f"{places.FOLDER}/{name}" for name in ("desired-layout.json", "upgrade.request", "end.request", "pycache")
+    ]
     known += [f"{places.VENV}/bin/skyinfra-runner", f"{places.VENV}/bin/python", f"{places.VENV}/bin"]
     known += [f"{places.TOOLS}/bin", f"{places.OPT}/upgrade.json"]
     for name, unit in units_of(user_data(aws()).head).items():
