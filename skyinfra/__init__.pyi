@@ -109,6 +109,7 @@ from skyinfra.errors import VersionMismatch as VersionMismatch
 from skyinfra.errors import VolumeProtected as VolumeProtected
 from skyinfra.errors import WrongAccount as WrongAccount
 from skyinfra.packing import pack as pack
+from skyinfra.pool import Budget as Budget
 from skyinfra.pool import ComputePool as ComputePool
 from skyinfra.pool import Image as Image
 from skyinfra.pool import Worker as Worker

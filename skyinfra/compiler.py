@@ -26,6 +26,7 @@ from skyinfra.protocol.nodeconfig import (
 )
 from skyinfra.protocol.packages import PackageSource
 from skyinfra.providers import Request, Selection
+from skyinfra.providers.cloud import CloudProvider
 from skyinfra.providers.volumes import beside
 
 
@@ -84,6 +85,7 @@ def compile_pool(pool: ComputePool, stack: str) -> Deployment:
     if (provider := beside(pool.provider, pool.volumes, pool.nodes)) is not pool.provider:
         pool = pool.model_copy(update={"provider": provider})
     selection = pool.provider.select(_request(pool))
+    _check_budget(pool, selection)
     accelerator = selection.accelerator
     if accelerator is not None:
         check_concurrency(pool, accelerator.with_(count=1) if selection.hosts > 1 else accelerator)
@@ -96,6 +98,22 @@ def compile_pool(pool: ComputePool, stack: str) -> Deployment:
         head=_without_slots(head) if selection.separate_head else head,
         worker=replace(head, head=False, scheduler=HEAD_PLACEHOLDER),
     )
+
+
+def _check_budget(pool: ComputePool, selection: Selection) -> None:
+    """Raises `InvalidField` for a budget that is spent within the first hour, or that nobody could hold."""
+    if pool.budget is None or not isinstance(pool.provider, CloudProvider):
+        return
+    if selection.hourly_cost is None or (selection.head_machine and selection.head_price is None):
+        hint = "Leave the budget out, or name machines whose price is known: `skyinfra offers`."
+        raise InvalidField("the price of its machines is not known", field="budget", hint=hint)
+    head = selection.head_price.usd_per_hour if selection.head_price else 0.0
+    hourly = pool.nodes * selection.hourly_cost + head
+    if pool.budget.usd < hourly:
+        hint = "Raise it, or declare fewer nodes."
+        raise InvalidField(
+            f"the pool costs ${hourly:.2f} an hour", field="budget.usd", given=pool.budget.usd, hint=hint
+        )
 
 
 def _request(pool: ComputePool) -> Request:

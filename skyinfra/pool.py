@@ -164,6 +164,28 @@ class Worker(Declaration):
     drain_seconds: float = Field(default=600, ge=0, allow_inf_nan=False)
 
 
+class Budget(Declaration):
+    """The USD that a fleet of the pool may cost from its deploy to its destroy, by the hours of its machines.
+
+    action: ``"warn"``: from 80 % on `skyinfra status`, `skyinfra cost` and the fleet page say so, and `skyinfra cost`
+    exits with 1 once it is spent. It is changed without touching a node.
+    """
+
+    usd: float = Field(gt=0, allow_inf_nan=False)
+    action: Literal["warn", "stop"] = "warn"
+
+    @model_validator(mode="after")
+    def _check_action(self) -> Budget:
+        if self.action == "stop":
+            raise InvalidField(
+                "nodes do not end themselves for a budget yet",
+                field="Budget.action",
+                given=self.action,
+                hint='Declare action="warn", and bound what an hour may cost: max_hourly_cost, nodes.',
+            )
+        return self
+
+
 def _provider(given: object) -> object:
     """Returns *given*. Raises ValueError, with what to write, for a name or a class in place of a provider."""
     classes = {
@@ -202,7 +224,8 @@ class ComputePool(Declaration):
     volumes: that outlive the fleet, by the path where nodes mount them: ``{"/data": sky.Volume(...)}``.
     stop_after_idle: such as ``"30m"``: the nodes end themselves when nothing has used the fleet for that long; the next
     deploy makes them anew. max_lifetime: such as ``"12h"``: they end then, whatever runs. A pool that declares none of
-    them, or ``"never"``, stays; a ``with`` block of machines that cost something has limits of its own.
+    them, or ``"never"``, stays; a ``with`` block of machines that cost something has limits of its own. budget: what
+    the fleet may cost in all, ``sky.Budget(usd=200)``.
 
     Raises a `DeclarationError`, with the path of the field, for what cannot be.
     """
@@ -226,6 +249,7 @@ class ComputePool(Declaration):
     volumes: Volumes = Field(default_factory=dict)
     stop_after_idle: DurationOrNever | None = None
     max_lifetime: DurationOrNever | None = None
+    budget: Budget | None = None
 
     @classmethod
     def also_wrong(cls, values: Mapping[str, Any]) -> Sequence[SkyinfraError]:

@@ -476,6 +476,7 @@ def describe(deployment: Deployment) -> dict[str, Any]:
         "simulated": selection.simulated,
         "drain_seconds": pool.worker.drain_seconds,
         **({"layouts_follow": True} if pool.layout is not None else {}),
+        **({"budget": pool.budget.model_dump()} if pool.budget is not None else {}),
         **({"volumes": [{**v.describe(), "path": path} for path, v in pool.volumes.items()]} if pool.volumes else {}),
     }
 

@@ -42,6 +42,7 @@ DECLARED = {
     "docs/mig.md": "import skyinfra as sky",
     "docs/places.md": "import skyinfra as sky\nkey = 'ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIEq0 me'",
     "docs/recommend.md": "import skyinfra as sky",
+    "docs/spending.md": "import skyinfra as sky",
 }
 _OPEN = "import skyinfra as sky\npool = sky.connect('inference', 'mig')\n"
 _TRAIN = "@sky.compute\ndef train(seed: int) -> float:\n    return seed + 0.5\n"

@@ -69,6 +69,7 @@ POOL = {
     "preferences?": [str],
     "drain_seconds?": float,
     "follow?": Any,
+    "budget?": {"usd": float, "action": str},
 }
 POOL_COST = {
     "pool": str,
@@ -133,6 +134,38 @@ NODE = {
     "slots": [SLOT],
     "gpus": [GPU],
 }
+BUDGET = ({"usd": float, "action": str, "spent_usd": float | None, "fraction": float | None}, None)
+# What something has cost, of which the price may not be known.
+AMOUNT = {"hours": float, "usd": float | None}
+SPENT = {
+    "pool": str,
+    "fleet": str,
+    "source": Literal["head", "kept", None],
+    "problem": str | None,
+    "at": float | None,
+    "free": bool,
+    **AMOUNT,
+    "estimated": bool,
+    "nodes": [
+        {
+            "node": str,
+            "machine_type": str,
+            "price": Price | None,
+            "source": str,
+            "free": bool,
+            "began": float,
+            "ended": float | None,
+            **AMOUNT,
+            "estimated": bool,
+        }
+    ],
+    "submitters": [{"submitter": str, "slot_hours": float, **AMOUNT}],
+    "jobs": [{"kind": str, "name": str, "submitter": str, "slot_hours": float, **AMOUNT}],
+    "idle": AMOUNT,
+    "not_counted": [str],
+    "unknown": [str],
+    "budget": BUDGET,
+}
 FLEET = {
     "pool": str,
     "fleet": str,
@@ -144,6 +177,7 @@ FLEET = {
     "runner": str | None,
     "upgrade": str | None,
     "group_nodes": int,
+    "spent": ({"text": str, **AMOUNT, "estimated": bool, "unknown": [str], "budget": BUDGET}, None),
     "follow": ({"among": [str], "idle_seconds": float, "keep": str, "changes": [LayoutChange]}, None),
     "nodes": [NODE],
 }
@@ -256,6 +290,10 @@ DOCUMENTS: dict[str, tuple[str, Shape]] = {
     "synth": ("skyinfra synth --json", {"stacks": [{"name": str, "folder": str, "pools": [POOL]}]}),
     "plan": ("skyinfra plan --json", CHANGES),
     "status": ("skyinfra status --json", {"stacks": [STACK], "orphans": [ORPHAN]}),
+    "cost": (
+        "skyinfra cost --json",
+        {"since": str | None, "stacks": [{"stack": str, **AMOUNT, "pools": [SPENT]}]},
+    ),
     "preflight": (
         "skyinfra preflight --json",
         {"stack": str, "pass": int, "warn": int, "fail": int, "lines": [Line]},

@@ -16,6 +16,7 @@ from skyinfra.cli.options import Fleet, Json, Lines, NodeName, Wide, write
 from skyinfra.declared import seconds_of
 from skyinfra.deploy.cost import FREE, running_cost
 from skyinfra.deploy.kept import GONE, kept_jobs, why_gone
+from skyinfra.deploy.spending import fleet_spent
 from skyinfra.errors import InvalidField, NodeError, SkyinfraError, counted
 from skyinfra.errors.printable import printable
 from skyinfra.protocol import questions
@@ -231,7 +232,8 @@ def dashboard(
         # A head that does not answer, or that is not to be trusted, ends the command, not the page.
         pool.running()
         price, usd_per_hour = _price(fleet, pool.manifest.provider)
-        url = pool.dashboard(port, browser=browser and sys.stdout.isatty(), price=price, usd_per_hour=usd_per_hour)
+        shown, spent = browser and sys.stdout.isatty(), partial(_spent, pool, _choices(fleet))
+        url = pool.dashboard(port, browser=shown, price=price, usd_per_hour=usd_per_hour, spent=spent)
         _say_url(pool.manifest.fleet, url)
 
 
@@ -273,6 +275,21 @@ def _price(fleet: str, provider: str) -> tuple[str, float | None]:
     pool = name or found.only_pool
     cost = running_cost(each for each in found.resources() if each.module == pool)
     return str(cost), cost.usd_per_hour if cost.machines and not cost.unknown else None
+
+
+def _choices(fleet: str) -> dict[str, Any] | None:
+    """Returns the choices for the pool in the synthesized stack; None where a manifest alone is known."""
+    if fleet.endswith(".json"):
+        return None
+    stack, _, name = fleet.partition("/")
+    found = Project.find().stack(stack)
+    return next((each for each in found.pools if each["name"] == (name or found.only_pool)), None)
+
+
+def _spent(pool: Questions, choices: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Returns what the fleet has cost, see `fleet_spent`; None where nobody knows."""
+    hours = pool.hours(uses=False) if choices else None
+    return fleet_spent(pool.manifest, choices, hours) if hours and choices else None
 
 
 @app.command()

@@ -45,6 +45,10 @@ StackName = Annotated[
     str | None,
     typer.Argument(help="Name of the stack; may be left out where there is one.", autocompletion=names_of("stacks")),
 ]
+Spenders = Annotated[
+    str | None, typer.Argument(metavar="[STACK[/POOL]]", help="By default all.", autocompletion=names_of("fleets"))
+]
+Since = Annotated[str | None, typer.Option(metavar="DAY", help="From a day of UTC on: 2026-11-20, or 7d for so many.")]
 NodeName = Annotated[
     str | None, typer.Argument(metavar="NODE", help="Only this node.", autocompletion=names_of("nodes", "fleet"))
 ]

@@ -13,14 +13,16 @@ from typing import Annotated, Any, TextIO
 import typer
 from rich.markup import escape
 
-from skyinfra.cli.options import Fleet, Json, StackName, Wide
+from skyinfra.cli.options import Fleet, Json, Since, Spenders, StackName, Wide
 from skyinfra.cli.stacks import show_orphans
 from skyinfra.deploy.fleet_status import block_status, orphan_status, plain, stack_status
+from skyinfra.deploy.kept import gone_spent, stack_spent
 from skyinfra.deploy.orphans import find_orphans
 from skyinfra.errors import InvalidField, ProjectError
 from skyinfra.terminal import tables
 from skyinfra.terminal.drawing import lines
 from skyinfra.terminal.progress import synthesized, working
+from skyinfra.terminal.spent import begin_of, day_of, show_so_far, show_spent
 from skyinfra.terraform.project import Project
 
 # Of the changes of layouts that follow the work.
@@ -48,6 +50,33 @@ def status(stack: StackName = None, as_json: Json = False, wide: Wide = False) -
             _print_stack(each)
         show_orphans(orphans)
     if any(each["incomplete"] for each in found):  # its last deploy has not ended well
+        raise typer.Exit(1)
+
+
+@app.command()
+def cost(fleet: Spenders = None, since: Since = None, as_json: Json = False, wide: Wide = False) -> None:
+    """Show what fleets have cost so far: hours and money by node, submitter and job. Of those that are gone, what was
+    kept. Prices are those of their date, and what is not known is named. Exit code 1 where a budget is spent, or nobody
+    knows whether it is.
+    """
+    name, _, pool = (fleet or "").partition("/")
+    begin = begin_of(since)
+    project = Project.sought()
+    declared = () if project is None else project.stacks() or (synthesized(project) if project.app else ())
+    every = (*declared, *(block.stack for block in (project.blocks() if project else ())))
+    with working("cost: Terraform's outputs, and the heads"):
+        selected = [each for each in every if name in ("", each.name)]
+        found = [stack_spent(each, project.base_of(each), pool, begin) for each in selected] if project else []
+        gone = gone_spent(name, pool, begin) if name and not found else None
+    found += [gone] if gone else []
+    if name and not found:
+        Project.find().stack(name, stacks=every)  # says what there is
+    if as_json:
+        tables.print_document({"since": since and day_of(begin), "stacks": found})
+    else:
+        show_spent(found, since and day_of(begin))
+    budgets = (pool["budget"] for each in found for pool in each["pools"])
+    if any(budget and (budget["fraction"] is None or budget["fraction"] >= 1) for budget in budgets):
         raise typer.Exit(1)
 
 
@@ -116,6 +145,8 @@ def _print_stack(status: dict[str, Any]) -> None:
         if pool["upgrade"]:
             text = f"Its runner is {pool['runner'] or 'older'}, that of this skyinfra {pool['upgrade']}."
             tables.say(f"{text} What it knows works; `skyinfra upgrade {pool['fleet']}` brings it here.")
+        if spent := pool["spent"]:
+            show_so_far(spent)
         for node in pool["nodes"]:
             if node["failed"]:
                 tables.say((_failure(node), "red"))

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import getpass
 import os
 import re
-import socket
 import time
 import uuid
 from collections.abc import Sequence
@@ -16,6 +14,7 @@ from pathlib import Path
 from typing import Generic, ParamSpec, TypeGuard, TypeVar
 
 from skyinfra.client import files
+from skyinfra.engine import dask_client
 from skyinfra.engine.notifications import webhooks
 from skyinfra.engine.waiting import within
 from skyinfra.errors import InvalidField, JobCancelled, NotSupported, SlotLost
@@ -278,7 +277,7 @@ def detach(
         name=name,
         task=shown,
         kind=kind,
-        submitter=_submitter(),
+        submitter=dask_client.submitter(),
         priority=priority,
         header=shipment.attempt(0)[1].decode(),
         size=len(shipment.call),
@@ -340,11 +339,3 @@ def _check_prospect(fleet: Fleet, target: Target) -> None:
 def _made_name(shown: str) -> str:
     words = re.sub(r"[^A-Za-z0-9]+", "-", shown)[-50:].strip("-")
     return f"{words or 'job'}-{os.urandom(3).hex()}"
-
-
-def _submitter() -> str:
-    """``USER@HOST``."""
-    user = str(os.getuid())
-    with contextlib.suppress(OSError, KeyError):  # an account without a name, as containers have
-        user = getpass.getuser()
-    return f"{user}@{socket.gethostname()}"

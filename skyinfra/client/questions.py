@@ -18,7 +18,7 @@ from skyinfra.errors import InvalidField, NodeError, NotSupported, did_you_mean
 from skyinfra.protocol import questions, services
 from skyinfra.protocol.jobs import JobInfo
 from skyinfra.protocol.manifest import Manifest
-from skyinfra.protocol.readings import Figures, FleetWork, TaskRecord
+from skyinfra.protocol.readings import Figures, FleetHours, FleetWork, TaskRecord
 from skyinfra.submission.fleet import ANSWER_S, AskedFleet, RunningTask
 from skyinfra.submission.snapshot import Snapshot
 
@@ -66,7 +66,13 @@ class Questions:
         return self._fleet.look()
 
     def dashboard(
-        self, port: int = 0, *, browser: bool = False, price: str = "", usd_per_hour: float | None = None
+        self,
+        port: int = 0,
+        *,
+        browser: bool = False,
+        price: str = "",
+        usd_per_hour: float | None = None,
+        spent: page.Spent | None = None,
     ) -> str:
         """Opens the fleet page on this machine until the pool is closed; returns its address.
 
@@ -74,9 +80,9 @@ class Questions:
         connections go through that of this pool: no port of the fleet has to be open for it. The address holds a
         token, without which other accounts of this machine get nothing there. port: where to listen; 0 is any.
         browser: whether to show it in the browser of this machine. price: what the fleet costs, in words;
-        usd_per_hour: in USD, None where that is not known. Raises `PortTaken`.
+        usd_per_hour: in USD, None where that is not known. spent: gives what it has cost. Raises `PortTaken`.
         """
-        shown = page.LiveFleet(self, price, usd_per_hour)
+        shown = page.LiveFleet(self, price, usd_per_hour, spent)
         dashboard = Dashboard(self._fleet.connection, partial(page.answer, shown))
         self._fleet.listen(dashboard, port, field="--port")
         if browser:
@@ -128,6 +134,13 @@ class Questions:
     def job(self, name: str) -> Job[Any]:
         """Returns the job of that name, or id, or whose id begins so. Raises `JobNotFound`."""
         return Job(self._fleet, self._fleet.in_loop(Line(self._fleet.connection).wait(name, 0)))
+
+    def hours(self, *, uses: bool = True) -> FleetHours | None:
+        """Returns the hours of the machines and the *uses* of their slots; None of a head of an earlier version."""
+        try:
+            return self._fleet.in_loop(Line(self._fleet.connection).ask(services.hours, uses=uses))
+        except NotSupported:
+            return None
 
     def records(self) -> list[TaskRecord]:
         """Returns the tasks that ended last, in the order of their ends, with what they used.

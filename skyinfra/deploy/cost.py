@@ -25,6 +25,7 @@ class PoolCost:
     falls back to. price: of one node, None where it is not known or nothing is paid. dearest: the machine type among
     all of them that costs most, and its price, where that is more. note: what to know of the price. free: whether
     nobody pays. preferences: the accelerators of the declared list, of which the first that is offered was chosen.
+    budget: in USD; None without one.
     """
 
     pool: str
@@ -39,6 +40,7 @@ class PoolCost:
     head: str | None = None
     head_price: Price | None = None
     preferences: tuple[str, ...] = ()
+    budget: float | None = None
 
     @property
     def usd_per_hour(self) -> float | None:
@@ -191,6 +193,7 @@ def _pool(pool: Mapping[str, Any]) -> PoolCost:
         head=pool.get("head"),
         head_price=Price(**pool["head_price"]) if pool.get("head_price") else None,
         preferences=tuple(pool.get("preferences", ())),
+        budget=pool.get("budget", {}).get("usd"),
     )
 
 

@@ -10,13 +10,14 @@ from skyinfra import mig
 from skyinfra.deploy.cost import running_cost
 from skyinfra.deploy.last_run import last_run
 from skyinfra.deploy.orphans import Orphan
-from skyinfra.deploy.spending import holdings, program_of, spending
+from skyinfra.deploy.spending import fleet_spent, holdings, program_of, spending
 from skyinfra.deploy.upgrade import Running, running, wanted
 from skyinfra.errors import FleetError
 from skyinfra.mig.grid import Placement
 from skyinfra.protocol.fleet import FleetState
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import Manifest, ManifestNode, ManifestSlot
+from skyinfra.protocol.readings import FleetHours
 from skyinfra.terraform.blocks import Block
 from skyinfra.terraform.state import Resource
 from skyinfra.terraform.synthesized import SynthesizedStack
@@ -107,7 +108,8 @@ def strips(
 
 def stack_status(stack: SynthesizedStack) -> dict[str, Any]:
     fleets = stack.fleets()
-    pools = [fleet_status(manifest, wanted(stack, manifest)) for manifest in fleets.values()]
+    declared = {each["name"]: each for each in stack.pools}
+    pools = [fleet_status(each, wanted(stack, each), declared.get(name)) for name, each in fleets.items()]
     run = last_run(stack)
     absent = [declared["name"] for declared in stack.pools if declared["name"] not in fleets]
     existing = stack.resources() if run is not None or absent else ()
@@ -162,14 +164,16 @@ def orphan_status(orphan: Orphan) -> dict[str, Any]:
     }
 
 
-def fleet_status(manifest: Manifest, version: str | None) -> dict[str, Any]:
-    """Describes a deployed fleet. version: of the runner that this skyinfra has for it."""
+def fleet_status(manifest: Manifest, version: str | None, declared: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Describes a deployed fleet. version: of the runner that this skyinfra has for it. declared: the choices for it,
+    where it is declared."""
     now: Snapshot | None = None
     tasks: Tasks = {}
     problem: str | None = None
     runner: Running | None = None
+    hours: FleetHours | None = None
     try:
-        now, tasks, runner = _look(manifest)
+        now, tasks, runner, hours = _look(manifest)
     except FleetError as error:
         problem = str(error)
     return {
@@ -183,6 +187,7 @@ def fleet_status(manifest: Manifest, version: str | None) -> dict[str, Any]:
         "runner": runner.version if runner is not None else None,
         "upgrade": version if runner is not None and runner.problem is None and runner.version != version else None,
         "group_nodes": manifest.group_nodes,
+        "spent": fleet_spent(manifest, declared, hours) if hours is not None and declared is not None else None,
         "follow": _follow_status(now),
         "nodes": [_node_status(manifest, node, now, tasks) for node in (*manifest.nodes, *_of_group(manifest, now))],
     }
@@ -196,14 +201,15 @@ def _follow_status(now: Snapshot | None) -> dict[str, Any] | None:
     return {**asdict(follow_state.policy), "changes": [asdict(change) for change in follow_state.changes]}
 
 
-def _look(manifest: Manifest) -> tuple[Snapshot, Tasks, Running]:
-    """Returns the fleet, its tasks, and the runner of its head."""
+def _look(manifest: Manifest) -> tuple[Snapshot, Tasks, Running, FleetHours | None]:
+    """Returns the fleet, its tasks, the runner of its head, and the hours of its machines."""
     from skyinfra.client import open_questions
 
     head = [node.name for node in manifest.nodes if node.head]
     with open_questions(manifest, timeout=5) as pool:
         found = running(pool, head)
-        return pool.look(), pool.running(), found[head[0]] if head else Running(None, "no node is the head")
+        runner = found[head[0]] if head else Running(None, "no node is the head")
+        return pool.look(), pool.running(), runner, pool.hours(uses=False)
 
 
 def plain(stacks: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -19,11 +19,13 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from skyinfra.deploy.affected_nodes import losing_pools
+from skyinfra.deploy.spending import PricedHours, pool_spent, priced_hours, so_far, summed, with_kept
 from skyinfra.errors import (
     FleetNotDeployed,
     FleetUnreachable,
     NodeError,
     PoolNotFound,
+    ProjectError,
     ProjectNotFound,
     SkyinfraError,
     StackNotFound,
@@ -32,8 +34,10 @@ from skyinfra.errors import (
 from skyinfra.protocol import jobs, questions
 from skyinfra.protocol.jobs import JobInfo
 from skyinfra.protocol.manifest import Manifest
+from skyinfra.protocol.readings import FleetHours
 from skyinfra.terraform.program import Plan
 from skyinfra.terraform.project import Project
+from skyinfra.terraform.state import Resource
 from skyinfra.terraform.stores import Store, local_store, store_of
 from skyinfra.terraform.synthesized import SynthesizedStack
 
@@ -49,6 +53,8 @@ _CONNECT_S = 5.0
 _ANSWER_S = 10.0
 _AT_ONCE = 8
 _RECORD, _LOG = "record.json", "output.log"
+# The hours of the fleets of a pool, beside the folders of its jobs.
+_SPENT = "spent.json"
 # Raised where a fleet is not there: its jobs are those that are kept.
 GONE = (FleetNotDeployed, FleetUnreachable, ProjectNotFound, StackNotFound, PoolNotFound)
 
@@ -107,6 +113,8 @@ class Keeping:
     problems: list[str] = field(default_factory=list)
     # Of jobs that are kept without their whole log.
     notes: list[str] = field(default_factory=list)
+    # What the fleet has cost so far, in words; empty where nobody pays, or nobody knows.
+    spent: str = ""
     # The number of files that the head keeps of jobs, which are not copied.
     files: int = 0
 
@@ -119,6 +127,8 @@ class Keeping:
         """One line, for a person."""
         if self.total is None:
             return f"{self.fleet}: its jobs are not known, and were NOT kept: {self.problems[0]}"
+        if not self.total and self.spent:
+            return f"{self.fleet}: it has cost {self.spent}"
         text = f"{self.fleet}: {self.sent} of {counted(self.total, 'job')} kept in {self.where}"
         if self.already:
             text += f", {self.already} there already"
@@ -126,6 +136,8 @@ class Keeping:
             text += f"; {lost} were NOT kept: {self.problems[0]}"
         if self.notes:
             text += f"; {len(self.notes)} without the whole log: {self.notes[0]}"
+        if self.spent:
+            text += f"; it has cost {self.spent}"
         if self.files:
             text += (
                 f"; {counted(self.files, 'file')} that they wrote go with the fleet: `skyinfra jobs fetch` brings them"
@@ -133,11 +145,14 @@ class Keeping:
         return text
 
 
-def keep(manifest: Manifest, store: Store, *, patience: float = PATIENCE_S) -> Keeping:
+def keep(
+    manifest: Manifest, store: Store, *, patience: float = PATIENCE_S, stack: SynthesizedStack | None = None
+) -> Keeping:
     """Copies the records and logs of the jobs of a fleet into *store*; those that are there as they are, it leaves.
 
-    patience: seconds after which no other job is begun with. Problems of the store and of single jobs stand in the
-    result. Raises `FleetUnreachable` and what else connecting raises.
+    stack: its hours are copied too, with the prices that its machines have now. patience: seconds after which no other
+    job is begun with. Problems of the store and of single jobs stand in the result. Raises `FleetUnreachable` and what
+    else connecting raises.
     """
     from skyinfra.client import open_questions
 
@@ -147,6 +162,11 @@ def keep(manifest: Manifest, store: Store, *, patience: float = PATIENCE_S) -> K
         found = sorted(fleet.jobs(), key=lambda job: -job.submitted)
         written = [job.written.kept_count for job in found if job.written is not None and job.written.tree is not None]
         done = Keeping(manifest.fleet, store.where, len(found), files=sum(written))
+        if stack is not None and (hours := fleet.hours()) is not None:
+            try:
+                done.spent = _keep_hours(store, stack, manifest, hours)
+            except (SkyinfraError, TypeError, ValueError) as error:
+                done.notes.append(f"its hours were NOT kept: {_line(error)}")
         if not found:
             return done
         try:
@@ -282,10 +302,11 @@ def keep_before(stack: SynthesizedStack, plan: Plan, project: Path, *, destroy: 
         return
     for pool in fleets if destroy else losing_pools(plan) & set(fleets):
         try:
-            done = keep(fleets[pool], store, patience=max(0.0, deadline - time.monotonic()))
+            left = max(0.0, deadline - time.monotonic())
+            done = keep(fleets[pool], store, patience=left, stack=stack)
         except (SkyinfraError, OSError) as error:
             done = Keeping(fleets[pool].fleet, store.where, None, problems=[_line(error)])
-        if done.total != 0:
+        if done.total != 0 or done.spent:
             yield done
 
 
@@ -324,7 +345,82 @@ def keep_now(fleet: str, *, patience: float) -> Keeping:
     project = Project.find()
     name, _, pool = fleet.partition("/")
     stack = project.stack(name)
-    return keep(stack.fleet(pool or stack.only_pool), store_of(stack, project.base_of(stack)), patience=patience)
+    manifest, store = stack.fleet(pool or stack.only_pool), store_of(stack, project.base_of(stack))
+    return keep(manifest, store, patience=patience, stack=stack)
+
+
+def _priced(stack: SynthesizedStack, manifest: Manifest, hours: FleetHours) -> PricedHours:
+    """Returns *hours* with the prices of the machines of a fleet of *stack*."""
+    undeclared = {"provider": manifest.provider, "machine_types": ["a machine of a pool that is not declared"]}
+    pool = next((each for each in stack.pools if each["name"] == manifest.pool), undeclared)
+    resources: tuple[Resource, ...] = ()
+    with suppress(SkyinfraError):
+        resources = stack.resources()
+    return priced_hours(hours, pool, manifest, resources)
+
+
+def _keep_hours(store: Store, stack: SynthesizedStack, manifest: Manifest, hours: FleetHours) -> str:
+    """Writes the hours of a fleet beside those of earlier ones. Returns what it has cost, in words."""
+    now = _priced(stack, manifest, hours)
+    spent = pool_spent(manifest.fleet, (now,))
+    if not spent["free"]:
+        every = with_kept(now, _kept_hours(store, manifest.pool))
+        ledgers = [{"hours": each.hours.to_json(), "machines": each.machines} for each in every]
+        text = json.dumps({"version": VERSION, "ledgers": ledgers})
+        store.write(f"{manifest.pool}/{_SPENT}", io.BytesIO(text.encode()))
+    return so_far(spent)
+
+
+def _kept_hours(store: Store, pool: str) -> list[PricedHours]:
+    """Returns the hours of the fleets of a pool that were kept, the oldest first. Raises as the store does."""
+    if f"{pool}/{_SPENT}" not in store.names(pool):
+        return []
+    try:
+        ledgers = json.loads(store.read(f"{pool}/{_SPENT}"))["ledgers"]
+        return [PricedHours(FleetHours.read(each["hours"]), each["machines"]) for each in ledgers]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ProjectError(f"cannot be read: {_line(error)}", field=f"{store.where}/{pool}/{_SPENT}") from None
+
+
+def stack_spent(stack: SynthesizedStack, base: Path, pool: str = "", since: float = 0.0) -> dict[str, Any]:
+    """Returns what the pools of *stack*, or *pool* alone, have cost, see `pool_spent`: by their heads, and kept.
+
+    base: the folder of the project, or of the program with its block. Raises what Terraform and the store raise.
+    """
+    fleets, store = stack.fleets(), store_of(stack, base)
+    declared = {each["name"]: each for each in stack.pools}
+    if pool and pool not in (*declared, *fleets) and not _kept_hours(store, pool):
+        stack.fleet(pool)  # says what there is
+    pools = []
+    for name in [pool] if pool else dict.fromkeys([*declared, *fleets]):
+        found, manifest, problem = _kept_hours(store, name), fleets.get(name), None
+        if manifest is not None:
+            live, problem = _asked_hours(stack, manifest)
+            found = found if live is None else with_kept(live, found)
+        of = f"{stack.name}/{name}"
+        pools.append(pool_spent(of, found, pool=declared.get(name), manifest=manifest, since=since, problem=problem))
+    return summed(stack.name, pools)
+
+
+def _asked_hours(stack: SynthesizedStack, manifest: Manifest) -> tuple[PricedHours | None, str | None]:
+    """Returns the hours of a fleet as its head says them; why it does not, where it does not."""
+    from skyinfra.client import open_questions
+
+    try:
+        with open_questions(manifest, timeout=_CONNECT_S, patience=_CONNECT_S) as fleet:
+            hours = fleet.hours()
+    except SkyinfraError as error:
+        return None, _line(error)
+    return (None, "its head counts no hours") if hours is None else (_priced(stack, manifest, hours), None)
+
+
+def gone_spent(stack: str, pool: str = "", since: float = 0.0) -> dict[str, Any] | None:
+    """Returns what a stack that nobody declares any more has cost, as this folder keeps it; None where it does not."""
+    store = local_store(Path.cwd(), Path(stack).name)
+    names = sorted(name.partition("/")[0] for name in store.names("") if name.endswith(f"/{_SPENT}"))
+    found = {name: _kept_hours(store, name) for name in names if pool in ("", name)}
+    pools = [pool_spent(f"{stack}/{name}", found, since=since) for name, found in found.items()]
+    return summed(stack, pools) if pools else None
 
 
 def _folder(pool: str, info: JobInfo) -> str:

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import errno
+import getpass
+import os
+import socket
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from skyinfra.engine.dask_comms import without_copy
@@ -40,11 +45,17 @@ def prepare_client(client: Client) -> None:
 
 
 def send_task(
-    client: Client, key: str, header: bytes, call: bytes, resources: Mapping[str, int], waited: float = 0.0
+    client: Client,
+    key: str,
+    header: bytes,
+    call: bytes,
+    resources: Mapping[str, int],
+    waited: float = 0.0,
+    submitter: str = "",
 ) -> Any:
     """Sends a task as one message on the client's stream, which costs a quarter of a graph of one task; its future.
 
-    waited: for how many seconds the task did so before.
+    waited: for how many seconds the task did so before. submitter: whose it is, ``USER@HOST``.
     """
     from distributed import Future
 
@@ -52,8 +63,19 @@ def send_task(
     carried = without_copy(call) if len(call) > _LARGE_CALL else call
     message = {"op": calls.TASK_MESSAGE, "key": key, "header": header, "call": carried, "resources": resources}
     message["waited"] = waited
+    if submitter:
+        message["submitter"] = submitter
     client._send_to_scheduler(message)
     return future
+
+
+@cache
+def submitter() -> str:
+    """Returns who submits tasks and jobs of this process, ``USER@HOST``."""
+    user = str(os.getuid())
+    with contextlib.suppress(OSError, KeyError):  # an account without a name, as containers have
+        user = getpass.getuser()
+    return f"{user}@{socket.gethostname()}"
 
 
 def was_cut(stream: Any) -> bool:

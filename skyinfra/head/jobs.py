@@ -93,6 +93,11 @@ class Jobs:
         """Whether a job runs, or waits for a slot; one that waits for a secret alone does not count."""
         return any(not (job.info.over or job.lacks) for job in self._jobs.values())
 
+    def submitter_of(self, key: str) -> str | None:
+        """Returns who submitted the job whose attempt has *key*; None where that is no job's."""
+        job = self._jobs.get(key.rpartition("-")[2].partition(".")[0])
+        return None if job is None else job.info.submitter
+
     async def stop(self) -> None:
         """See `Queue.stop`. Clients that wait are answered: their scheduler is about to close."""
         await self._queue.stop()

@@ -92,8 +92,8 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         self.declared_secrets: dict[str, str] = {}
         self._secrets = secrets or HeadSecrets()
         self.stream_handlers[calls.TASK_MESSAGE] = self.take_task
-        self._records = Records(self)
-        self.add_plugin(self._records)
+        self.records = Records(self)
+        self.add_plugin(self.records)
         self.add_plugin(Adoption(claim))
         # Whether a job waits or runs: the runner of the head sets it.
         self.has_jobs: Callable[[], bool] = lambda: False
@@ -109,15 +109,15 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
             services.keep.by(self.use.keep),
             services.running.by(lambda: tasks_on_slots(self)),
             services.wait_inside.by(self.wait_inside),
-            services.records.by(self._records.records),
-            services.work.by(self._records.work),
+            services.records.by(self.records.records),
+            services.work.by(self.records.work),
             services.forget_topic.by(self.forget_topic),
             services.clock.by(lambda: time.time()),
         )
         self.handlers.update({**own, **self._leases.handlers, **Tunnel(self).handlers, **self._secrets.handlers})
         self.handlers.update(handlers or {})
         self.periodic_callbacks["skyinfra-spread"] = PeriodicCallback(lambda: spread(self, self.leased), _SPREAD_MS)
-        self.periodic_callbacks["skyinfra-count"] = PeriodicCallback(self._records.count, PERIOD_S * 1000)
+        self.periodic_callbacks["skyinfra-count"] = PeriodicCallback(self.records.count, PERIOD_S * 1000)
         self.handlers[PARK] = self.keep_parked
         self.handlers[forwarding.OPERATION] = Forwards(self.use.note).join
 
@@ -265,14 +265,15 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         call: bytes | memoryview,
         resources: dict[str, float],
         waited: float = 0.0,
+        submitter: str = "",
         **_: object,
     ) -> None:
         """Takes a task for a slot with *resources*: what Dask's `update_graph` does, which would unpickle here.
 
-        waited: how long it did so before it was sent, in seconds.
+        waited: how long it did so before it was sent, in seconds. submitter: ``USER@HOST``, as the client says.
         """
         self.use.note()
-        self._records.came(key, waited)
+        self.records.came(key, waited, str(submitter)[:_WORDS])
         dask_scheduler.create_task(self, client, key, (execute.run, header, bytes(call)), resources)
 
     def log_worker_event(self, worker: str, topic: str | Collection[str], msg: Any) -> None:

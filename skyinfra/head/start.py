@@ -17,6 +17,7 @@ from skyinfra.head.blobs import HeadBlobs
 from skyinfra.head.jobs import Jobs
 from skyinfra.head.relay import Relay
 from skyinfra.head.scheduler import FleetScheduler
+from skyinfra.hours.ledger import Ledger
 from skyinfra.node.folder import NodeDirectory
 from skyinfra.protocol.fleet import FleetLayout
 from skyinfra.protocol.manifest import Endpoint
@@ -43,17 +44,18 @@ async def start(
     layout: FleetLayout,
     relay: Relay | None = None,
     jobs: Jobs | None = None,
+    ledger: Ledger | None = None,
 ) -> FleetScheduler:
     """Returns a running scheduler at *declared*; for port 0 at the port that it had before, if it had one, else at any.
 
-    *layout*: that of the fleet. *relay*, *jobs*: answer their calls of `skyinfra.protocol.services`. Writes
+    *layout*: that of the fleet. *relay*, *jobs*, *ledger*: answer their calls of `skyinfra.protocol.services`. Writes
     ``scheduler`` in *directory*. Raises `PortTaken`, or `NodeFailed` where the address is not this node's.
     """
     kept = declared.port == 0 and directory.scheduler_file.exists()
     port = parse(directory.scheduler_file.read_text(encoding="utf-8")).port if kept else declared.port
     endpoint = Endpoint(declared.address, port)
     handlers = HeadBlobs(BlobStore(directory.path / store.FOLDER)).handlers
-    for part in (relay, jobs):
+    for part in (relay, jobs, ledger):
         handlers |= part.handlers if part is not None else {}
     choose = f"remove {directory.scheduler_file} to have another one selected" if kept else "declare another port"
     try:

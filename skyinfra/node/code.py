@@ -20,6 +20,7 @@ ROOMS = (
     "first_boot",
     "gpu",
     "head",
+    "hours",
     "idle",
     "mig",
     "node",

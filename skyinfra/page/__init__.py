@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any, Protocol
@@ -96,6 +96,10 @@ class Asked(Protocol):
     ) -> dict[str, Any]: ...
 
 
+# Returns what a fleet has cost, see `skyinfra.deploy.spending.fleet_spent`; None where that is not known.
+Spent = Callable[[], dict[str, Any] | None]
+
+
 @dataclass(frozen=True)
 class Answer:
     """The answer to a request: HTTP status, media type and body."""
@@ -114,15 +118,17 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class LiveFleet:
-    """A fleet that runs. price: what it costs, in words; usd_per_hour: in USD, None where that is not known."""
+    """A fleet that runs. price: what it costs, in words; usd_per_hour: in USD, None where that is not known.
+    spent: gives what it has cost."""
 
     asked: Asked
     price: str = ""
     usd_per_hour: float | None = None
+    spent: Spent | None = None
 
     def state(self) -> dict[str, object]:
         """See `state`."""
-        return state(self.asked, self.price, self.usd_per_hour)
+        return state(self.asked, self.price, self.usd_per_hour, self.spent)
 
     def log(self, node: str, task: str) -> dict[str, object]:
         """Returns the last lines of what the task printed, or of the runner of *node*. Raises `NodeError`."""
@@ -197,7 +203,9 @@ def _finite(value: object) -> object:
     return [_finite(each) for each in value] if isinstance(value, list) else value
 
 
-def state(asked: Asked, price: str = "", usd_per_hour: float | None = None) -> dict[str, object]:
+def state(
+    asked: Asked, price: str = "", usd_per_hour: float | None = None, spent: Spent | None = None
+) -> dict[str, object]:
     """Returns the fleet as JSON values: its nodes with their GPUs and slots, jobs, and what is missing."""
     look, tasks, names, work = asked.look(), asked.running(), asked.node_names(), asked.work()
     progress = {slot: each.to_json() for slot, each in work.progress.items()} if work else {}
@@ -236,6 +244,7 @@ def state(asked: Asked, price: str = "", usd_per_hour: float | None = None) -> d
         "price": price,
         "usd_per_hour": usd_per_hour,
         "work": work and {name: value for name, value in work.to_json().items() if name != "progress"},
+        "spent": spent() if spent is not None else None,
         "nodes": nodes,
         "changes": [
             {name: getattr(each, name) for name in ("at", "node", "gpu", "before", "layout", "why")} for each in changes

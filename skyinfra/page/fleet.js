@@ -208,14 +208,15 @@ function drawFigures() {
   busyPast.splice(0, busyPast.length - KEPT);
   const ended = work ? minutes(work.ended, work.period, sum) : [], waited = work ? minutes(work.waited, work.period, (each) => Math.max(...each)) : [];
   const last = work && work.ended.length >= 60 / work.period ? sum(work.ended.slice(-Math.round(60 / work.period))) : null;
-  const price = state.usd_per_hour;
+  const price = state.usd_per_hour, spent = state.spent && isKnown(state.spent.usd) ? state.spent : null;
+  const sinceHead = work && price ? [`about ${usd((price * work.seconds) / 3600)}`, `since its head began, ${span(work.seconds)} ago`] : ["not known"];
   const numbers = [
     ["Slots busy", `${busy} of ${slots.length}`],
     ["Tasks waiting at the head", or(work && work.waiting, String)],
     ["Jobs queued", or(state.jobs_queued, String)],
     ["Tasks ended in the last minute", or(last, String)],
     ["Price", isKnown(price) ? (price ? `${usd(price)} per hour` : "costs nothing") : "not known"],
-    price ? ["So far", ...(work ? [`about ${usd((price * work.seconds) / 3600)}`, `since its head began, ${span(work.seconds)} ago`] : ["not known"])] : null,
+    price || spent ? ["So far", ...(spent ? [usd(spent.usd), `${spent.hours.toFixed(1)} node hours`] : sinceHead)] : null,
   ].filter(isKnown);
   const list = by("numbers");
   if (list.children.length !== numbers.length) list.replaceChildren(...numbers.map(() => made("div", {}, made("dt"), made("dd"), made("dd"))));

@@ -1,14 +1,17 @@
-"""Readings of a slot at one moment, as `skyinfra top` and Prometheus show them, what a task has used in all, and the
-records of tasks that ended."""
+"""Readings of a slot at one moment, as `skyinfra top` and Prometheus show them, what a task has used in all, the
+records of tasks that ended, and the hours of a fleet."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from skyinfra.errors import InvalidManifest
 from skyinfra.protocol import _schema
-from skyinfra.protocol._schema import SlotName
+from skyinfra.protocol._schema import Name, SlotName
 from skyinfra.protocol.instance import InstanceInfo
+
+HOURS_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -135,3 +138,54 @@ class SlotReading(_schema.Document, error=InvalidManifest, source="metrics"):
         more than its counter, and a busy slot beside idle ones gets less than it drew.
         """
         return None if self.energy is None or self.share is None else self.energy * self.share
+
+
+@dataclass(frozen=True)
+class MachineRun(_schema.Document, error=InvalidManifest, source="hours"):
+    """The time for which the machine of a node ran without being stopped; a reboot ends no run.
+
+    machine: an id of the machine, which another one under the name of the node does not have. began: UNIX seconds, by
+    the clock as it is set now. seconds: by a clock that nobody sets.
+    """
+
+    node: Name
+    machine: str
+    began: float
+    seconds: float
+
+    @property
+    def ended(self) -> float:
+        """When it was measured last, in UNIX seconds."""
+        return self.began + self.seconds
+
+
+@dataclass(frozen=True)
+class SlotUse(_schema.Document, error=InvalidManifest, source="hours"):
+    """The time for which tasks of one name and submitter had slots on one day.
+
+    day: of UTC, such as ``2026-11-26``. submitter: ``USER@HOST``; empty where the client does not say it. kind, name: a
+    job by its own name, or tasks by that of their function. slot_seconds: of all slots together. node_seconds: the same
+    in parts of nodes: of a slot that is a quarter of its node, a quarter.
+    """
+
+    day: str
+    submitter: str
+    kind: Literal["job", "task"]
+    name: str
+    slot_seconds: float
+    node_seconds: float
+
+
+@dataclass(frozen=True)
+class FleetHours(_schema.Document, error=InvalidManifest, source="hours", version=HOURS_VERSION):
+    """The hours of a fleet as its head knows them.
+
+    ledger: an id of the head's file, which is another one where a head began without it. at: when this was said, in
+    UNIX seconds. runs: of all machines that there were. uses: of their slots.
+    """
+
+    version: int
+    ledger: str
+    at: float
+    runs: tuple[MachineRun, ...] = ()
+    uses: tuple[SlotUse, ...] = ()

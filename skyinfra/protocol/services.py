@@ -12,7 +12,7 @@ from typing import Any
 from skyinfra.protocol.fleet import FleetLayout
 from skyinfra.protocol.gang import Candidates, GangState
 from skyinfra.protocol.jobs import JobInfo, Submission, Written
-from skyinfra.protocol.readings import FleetWork, TaskRecord
+from skyinfra.protocol.readings import FleetHours, FleetWork, MachineRun, TaskRecord
 from skyinfra.protocol.rpc import Envelope, call
 
 
@@ -43,6 +43,13 @@ def work() -> FleetWork: ...
 def forget_topic(*, topic: str) -> None: ...
 @call(read_only=True)
 def clock() -> float: ...
+
+
+# Hours: `skyinfra.hours.ledger`
+@call()
+def machine_runs(*, node: str, runs: list[MachineRun]) -> None: ...
+@call(read_only=True)
+def hours(*, uses: bool = True) -> FleetHours: ...
 
 
 # Questions of `skyinfra.protocol.questions` to nodes, by way of the head: `skyinfra.head.relay`

@@ -20,6 +20,7 @@ from skyinfra.head.relay import Respond, answered
 from skyinfra.node.node import Node
 from skyinfra.protocol import services
 from skyinfra.protocol.fleet import FleetLayout
+from skyinfra.protocol.readings import MachineRun
 from skyinfra.protocol.rpc import Peer
 
 logger = logging.getLogger("skyinfra.runner")
@@ -60,6 +61,7 @@ class HeadConnection:
     _promised: tuple[str, ...] | None = None
     _drain_reason: str | None = None
     _problems: tuple[dict[str, str], str | None] = field(default_factory=lambda: ({}, None))
+    _runs: list[MachineRun] = field(default_factory=list)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
     _closed: bool = False
 
@@ -84,6 +86,11 @@ class HeadConnection:
         if (not_started, unwatched) != self._problems:
             self._problems = not_started, unwatched
             self._news.set()
+
+    def measured(self, runs: Sequence[MachineRun]) -> None:
+        """Informs the head of all runs of the machine of this node."""
+        self._runs = list(runs)
+        self._news.set()
 
     def check(self) -> None:
         """Raises what ended it, which only an error of the runner itself does."""
@@ -158,3 +165,6 @@ class HeadConnection:
                 slots, unwatched = self._problems
                 reported = services.report(scheduler, node=self.node.name, not_started=slots, unwatched=unwatched)
                 await within(reported, ANSWER_S)
+                if self._runs:
+                    measured = services.machine_runs(scheduler, node=self.node.name, runs=self._runs)
+                    await within(measured, ANSWER_S)

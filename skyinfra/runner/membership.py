@@ -22,11 +22,13 @@ from skyinfra.head.journal import Journal
 from skyinfra.head.relay import Relay, Respond
 from skyinfra.head.scheduler import FleetScheduler
 from skyinfra.head.workload_layouts import WorkloadLayouts
+from skyinfra.hours.ledger import Ledger
 from skyinfra.node.folder import NodeDirectory
 from skyinfra.node.node import Node
 from skyinfra.protocol import services
 from skyinfra.protocol.fleet import VERSION, FleetLayout
 from skyinfra.protocol.manifest import Endpoint
+from skyinfra.protocol.readings import MachineRun
 from skyinfra.runner import head_connection
 from skyinfra.runner.head_connection import HeadConnection
 from skyinfra.runner.reports import BootReports
@@ -54,6 +56,8 @@ class Membership:
     _scheduler: FleetScheduler | None = None
     _scheduler_made_from: tuple[Endpoint, str] | None = None
     _jobs: Jobs | None = None
+    _ledger: Ledger | None = None
+    _runs: Sequence[MachineRun] = ()
     _workload_layouts: WorkloadLayouts | None = None
     # What ends with the scheduler.
     _parts: AsyncExitStack = field(default_factory=AsyncExitStack)
@@ -135,6 +139,14 @@ class Membership:
             return None
         return float(heard[0]), float(heard[1]), bool(heard[2])
 
+    def measured(self, node: Node, runs: Sequence[MachineRun]) -> None:
+        """Informs the head of all runs of the machine of *node*, once there is one."""
+        self._runs = runs
+        if self._head_connection is not None:
+            self._head_connection.measured(runs)
+        elif self._ledger is not None and node.config.head:
+            self._ledger.take(node.name, runs)
+
     async def may_drain(self, node: Node, why: str) -> bool:
         """Returns whether another node of the fleet has slots in service; False where the head does not answer."""
         if node.config.head:
@@ -184,18 +196,31 @@ class Membership:
             await self._stop_scheduler()
             security = Credentials.derive(node.secret, role="scheduler", name=node.name).security()
             relay = Relay(node.name, self.respond)
-            jobs = self._jobs or Jobs(Journal(self.directory.jobs))
+            jobs, ledger = self._jobs or Jobs(Journal(self.directory.jobs)), self._ledger
+            if ledger is None:
+                ledger = self._ledger = Ledger(self.directory.jobs, lambda: self.directory.lost)
+                await asyncio.to_thread(ledger.load)
+                ledger.take(node.name, self._runs)
             if self._jobs is None:
                 await jobs.load()
                 # They outlive a scheduler.
                 self._jobs = jobs
             self._scheduler = await start.start(
-                declared, directory=self.directory, security=security, layout=self._layout, relay=relay, jobs=jobs
+                declared,
+                directory=self.directory,
+                security=security,
+                layout=self._layout,
+                relay=relay,
+                jobs=jobs,
+                ledger=ledger,
             )
             self._scheduler_made_from = made_from
             self._parts.push_async_callback(self._scheduler.close, reason="skyinfra-runner")
             # A closing scheduler ends its workers, which start anew with the next one, but for those that run a job.
             self._parts.push_async_callback(jobs.stop)
+            self._scheduler.records.submitter_of_job = jobs.submitter_of
+            ledger.start(self._scheduler.records.drain_uses)
+            self._parts.push_async_callback(ledger.stop)
             self._scheduler.on_sick = jobs.tell_sick
             self._scheduler.has_jobs = lambda: jobs.any
             self._scheduler.use.on_stops = jobs.tell_stops
@@ -220,6 +245,7 @@ class Membership:
         if self._head_connection is None or not self._head_connection.is_to(node):
             await self._disconnect()
             self._head_connection = HeadConnection(node, self._hear, self.respond)
+            self._head_connection.measured(self._runs)
         return self._head_connection
 
     async def _disconnect(self) -> None:

@@ -33,6 +33,7 @@ from skyinfra.errors import (
     StateDirectoryError,
 )
 from skyinfra.head import start
+from skyinfra.hours.machine import MachineClock
 from skyinfra.idle.watch import IdleWatch
 from skyinfra.node.folder import NodeDirectory, State, Status, stamp
 from skyinfra.node.node import Node
@@ -87,6 +88,7 @@ class Service:
         )
         self._declared = watch.Declared(path, directory)
         self._watched = Watched(path, directory)
+        self._clock = MachineClock(directory.path)
         self._refused_tag = ""
         self._error: SkyinfraError | None = None
         self._retries = 0
@@ -138,6 +140,7 @@ class Service:
                 if self._node is not None:
                     self._watched.check()
                     self._membership.report(self._node, self._workers.not_started, self._watched.missing)
+                    self._measure(self._node)
                 self._publish()
                 if self._ending and self._reconciler.phase == "drained" and self._membership.alone:
                     break
@@ -165,6 +168,12 @@ class Service:
 
     async def _uses(self) -> bool:
         return self._answers.commands.used() or bool(await self._workers.busy(kept=False))
+
+    def _measure(self, node: Node) -> None:
+        """Measures now and then for how long the machine runs, and informs the head."""
+        if self._clock.due():
+            given = node.config.given
+            self._membership.measured(node, self._clock.measure(node.name, node.config.provider, given=given))
 
     def _terminate(self) -> None:
         """Ends the service, after a drain where the node has a grace. Batch systems send the signal several times."""

@@ -366,7 +366,7 @@ class Connection(Asker):
         self, key: str, header: bytes, call: bytes, resources: dict[str, int], waited: float
     ) -> distributed.Future[Any]:
         """Sends a task; its future is done when it has ended, see `calls.run`."""
-        return dask_client.send_task(self._client, key, header, call, resources, waited)
+        return dask_client.send_task(self._client, key, header, call, resources, waited, dask_client.submitter())
 
     @property
     def client(self) -> Any:

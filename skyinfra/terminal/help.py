@@ -11,7 +11,7 @@ from skyinfra.console import colours, console
 GROUPS: dict[str, tuple[str, ...]] = {
     "Start": ("init", "synth", "plan", "deploy", "upgrade", "move", "keep", "destroy", "completion"),
     "Run": ("run", "jobs", "put", "get", "exec", "ssh", "port-forward", "open"),
-    "Look": ("status", "top", "logs", "doctor", "dashboard", "manifest"),
+    "Look": ("status", "cost", "top", "logs", "doctor", "dashboard", "manifest"),
     "Plan": ("recommend", "offers", "mig", "preflight", "iam", "render"),
 }
 
@@ -46,6 +46,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Run Jupyter on a slot, which is its own until this command ends, and open it in the browser of this machine",
     ),
     "status": ("status", "Show fleets, nodes and slots as they are"),
+    "cost": ("status", "Show what fleets have cost so far: hours and money by node, submitter and job"),
     "top": ("nodes", "Show what each slot uses, the task on it and what that has used"),
     "logs": ("nodes", "Show logs of the nodes, or what a task printed"),
     "doctor": ("nodes", "Look for what is wrong on the nodes, and say what to do"),
@@ -114,6 +115,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
         "skyinfra open jupyter my-stack/pool --profile 3g.40gb --no-browser",
     ),
     "status": ("skyinfra status", "skyinfra status my-stack --json"),
+    "cost": ("skyinfra cost", "skyinfra cost my-stack/pool --since 7d --json"),
     "top": ("skyinfra top my-stack/pool", "skyinfra top my-stack/pool pool-1 --interval 5"),
     "logs": ("skyinfra logs my-stack/pool --follow", "skyinfra logs my-stack/pool pool-1 --boot"),
     "doctor": ("skyinfra doctor my-stack/pool", "skyinfra doctor my-stack/pool pool-1 --json"),

@@ -112,6 +112,9 @@ def _cost_remarks(cost: Cost) -> list[str]:
             lines.append(f"{pool.pool}: up to {usd(pool.of_nodes(price))}/h if all nodes are {machine}.")
         if pool.head is not None:
             lines.append(f"{pool.pool}: {_head(pool)}")
+        if pool.budget is not None and pool.usd_per_hour:
+            hours = pool.budget / pool.usd_per_hour
+            lines.append(f"{pool.pool}: its budget of {usd(pool.budget)} lasts for {hours:.1f} hours of all nodes.")
     if cost.unknown:
         which = "all" if len(cost.unknown) == len(cost.pools) else ", ".join(cost.unknown)
         lines.append(f"Not in the sum, for its price is not known: {which}.")

@@ -69,6 +69,7 @@ POOL: Table = {
     "memory_gb": [(64, {}, False)],
     "disk_gb": [(500, {}, False)],
     "max_hourly_cost": [(500, {}, False)],
+    "budget": [(sky.Budget(usd=200), {}, False)],
     "rdma": [(True, {}, False)],
     "stop_after_idle": [("30m", {}, False)],
     "max_lifetime": [("12h", {}, False)],

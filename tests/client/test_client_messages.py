@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import skyinfra as sky
+from skyinfra.client import open_questions
 from skyinfra.submission import watching
 from skyinfra.submission.watching import Watcher
 from skyinfra.tasks import Task
@@ -204,3 +205,9 @@ def test_output_of_a_task_in_a_terminal_of_ascii(monkeypatch: pytest.MonkeyPatch
         Watcher(True, progress=False).handle("output", "k", ("n0/1", "f", ["Größe \U0001f680"]))
         monkeypatch.undo()
     assert re.fullmatch(r"n0/1 \| Gr\?\?e \?\n", (tmp_path / "out").read_text())
+
+
+def test_a_head_that_counts_no_hours(fleet):
+    """That of the version before: it takes tasks with who submitted them, and knows nothing of hours."""
+    with open_questions(fleet.manifest, timeout=10, patience=10) as asked:
+        assert asked.hours() is None

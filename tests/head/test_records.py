@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from local_fleets.running_node import BIG, RunningNode, h100, until
@@ -55,7 +56,13 @@ class Head:
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time of the head, to be set; a second number puts its clock forward."""
     now = [1000.0]
-    monkeypatch.setattr(records, "time", SimpleNamespace(time=lambda: now[0] + sum(now[1:]), monotonic=lambda: now[0]))
+    monkeypatch.setattr(
+        records,
+        "time",
+        SimpleNamespace(
+            time=lambda: now[0] + sum(now[1:]), monotonic=lambda: now[0], strftime=time.strftime, gmtime=time.gmtime
+        ),
+    )
     return now
 
 
@@ -244,3 +251,81 @@ def test_a_head_that_started_anew_knows_of_its_jobs_what_the_journal_does(make_n
     with head.pool() as pool:
         (job,) = pool.records()
         assert (job.key.startswith("kept-"), job.slot_profile) == (True, None)
+
+
+class Running(NamedTuple):
+    """A task that a worker says it runs."""
+
+    key: str
+
+
+def running_worker(slot: InstanceInfo, running: dict[str, float] | None = None) -> SimpleNamespace:
+    """A worker as the scheduler has it, with the seconds of the tasks that it says it runs."""
+    tasks = {Running(key): seconds for key, seconds in (running or {}).items()}
+    return SimpleNamespace(name=slot.slot, extra={STARTUP_KEY: slot.to_json()}, executing=tasks, processing=tasks)
+
+
+def uses(head: Head) -> dict[tuple[str, str, str], tuple[float, float]]:
+    """The seconds of slots and in parts of nodes since the last look, by submitter, kind and name."""
+    found: dict[tuple[str, str, str], tuple[float, float]] = {}
+    for use in head.records.drain_uses():
+        slots, nodes = found.get(key := (use.submitter, use.kind, use.name), (0.0, 0.0))
+        found[key] = slots + use.slot_seconds, nodes + use.node_seconds
+    return {key: (round(slots, 6), round(nodes, 6)) for key, (slots, nodes) in found.items()}
+
+
+def test_whose_tasks_had_a_slot_and_for_how_long(clock: list[float]) -> None:
+    head = Head()
+    # Two GPUs; the slot is a half of the first one.
+    half = replace(SLOT, gpu=0, start=0, size=4, units=8)
+    whole = InstanceInfo("n1", 2, "n1/2", "gpu", "s/p", gpu=1)
+    head.worker = running_worker(half)
+    head.workers = {"a": head.worker, "b": running_worker(whole)}
+    head.records.submitter_of_job = lambda key: "ann@desk" if key.startswith("nightly") else None
+    for key, submitter in (("train-1", "bob@lap"), ("nightly-9f.1", ""), ("old-1", "")):
+        head.records.came(key, 0, submitter)
+        head.come(key)
+        head.send(key)
+        clock[0] += 100
+        head.end(key, ran=40)
+    assert uses(head) == {
+        ("bob@lap", "task", "train"): (40, 10),
+        ("ann@desk", "job", "nightly"): (40, 10),
+        ("", "task", "old"): (40, 10),
+    }
+    assert uses(head) == {}, "each second once"
+
+
+def test_a_task_that_runs_for_days_is_counted_as_it_runs(clock: list[float]) -> None:
+    head = Head()
+    slots = [replace(SLOT, slot=f"n1/{n}", worker=n, gpu=0, start=2 * n, size=2, units=8) for n in range(4)]
+    head.workers = {slot.slot: running_worker(slot, {f"f-{slot.worker}": 900.0}) for slot in slots}
+    for slot in slots:
+        head.worker = head.workers[slot.slot]
+        head.records.came(f"f-{slot.worker}", 0, "ann@desk")
+        head.come(f"f-{slot.worker}")
+        head.send(f"f-{slot.worker}")
+    # Four quarters are one node (Project-HAMi/HAMi#3073).
+    assert uses(head) == {("ann@desk", "task", "f"): (3600, 900)}
+    assert uses(head) == {("ann@desk", "task", "f"): (0, 0)}
+    clock[0] += 1000
+    head.worker = head.workers["n1/0"]
+    head.worker.processing = {}
+    head.end("f-0", ran=1000)
+    assert uses(head) == {("ann@desk", "task", "f"): (100, 25)}
+
+
+def test_an_attempt_that_is_lost_counts_no_less_later(clock: list[float]) -> None:
+    head = Head()
+    head.worker = running_worker(replace(SLOT, gpu=0), {"f-1": 500.0})
+    head.workers = {"a": head.worker}
+    head.come("f-1")
+    head.send("f-1")
+    assert uses(head) == {("", "task", "f"): (500, 500)}
+    head.records.transition("f-1", "processing", "released")
+    head.come("f-1")
+    head.send("f-1")
+    clock[0] += 30
+    head.end("f-1", ran=30)
+    head.workers = {}
+    assert uses(head) == {("", "task", "f"): (30, 30)}, "its slot has gone since, and is known"

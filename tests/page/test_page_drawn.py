@@ -41,6 +41,13 @@ def busy_fleet() -> StillFleet:
     )  # fmt: skip
 
 
+def test_what_a_fleet_has_cost_is_that_of_its_machines_where_the_head_knows_it(chromium: Any) -> None:
+    cost = {"text": "", "hours": 40.0, "usd": 2201.6, "estimated": False, "unknown": [], "budget": None}
+    with shown(chromium, LiveFleet(busy_fleet(), "2 p5.48xlarge", 98.32, lambda: cost)) as found:
+        numbers = found.page.locator("#numbers").inner_text()
+    assert "$2,201.60" in numbers and "40.0 node hours" in numbers and "since its head" not in numbers
+
+
 def test_a_person_goes_from_a_partition_to_its_task_and_log(chromium: Any) -> None:
     """skypilot#2108: logs of what runs and of what has ended; dstack#2498: a price without its time, and no sum."""
     with shown(chromium, LiveFleet(busy_fleet(), "2 p5.48xlarge in us-east-1", 98.32)) as found:

@@ -121,6 +121,7 @@ def test_calls_that_change_nothing() -> None:
         "blobs_read",
         "clock",
         "gang_state",
+        "hours",
         "job_list",
         "job_outcome",
         "job_wait",

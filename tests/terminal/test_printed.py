@@ -29,15 +29,18 @@ from skyinfra.cli import status
 from skyinfra.cli.options import write
 from skyinfra.client import open_questions
 from skyinfra.deploy.fleet_status import fleet_status
+from skyinfra.deploy.spending import pool_spent, priced_hours, summed
 from skyinfra.errors.printable import LONGEST, printable, program_output, undressed
 from skyinfra.notebook import pictures
 from skyinfra.protocol import questions, readings, services
 from skyinfra.protocol.fleet import STATE_VERSION
 from skyinfra.protocol.instance import STARTUP_KEY, InstanceInfo
 from skyinfra.protocol.manifest import Manifest
+from skyinfra.protocol.readings import HOURS_VERSION, FleetHours
 from skyinfra.submission.watching import Watcher
 from skyinfra.terminal import help as helping
 from skyinfra.terminal import tables
+from skyinfra.terminal.spent import show_spent
 
 # A title, the clipboard, an erased screen, a question that the terminal answers; controls of 8 bits; a link; NUL and
 # bell; text that reads backwards, or that nobody sees. Brackets, which rich would read as markup.
@@ -95,6 +98,12 @@ def job(text: str) -> dict[str, Any]:
     return {"id": "0" * 32, "kind": "function", **done, **words, "notifications": [told], "written": written}
 
 
+def hours(text: str) -> dict[str, Any]:
+    use = {"day": text, "submitter": text, "kind": "job", "name": text, "slot_seconds": 3600.0, "node_seconds": 3600.0}
+    run = {"node": "n0", "machine": text, "began": 1.0, "seconds": 3600.0}
+    return {"version": HOURS_VERSION, "ledger": text, "at": 3601.0, "runs": [run], "uses": [use]}
+
+
 def answered(text: str) -> Callable[[dict[str, Any]], Any]:
     """The answers of the node."""
 
@@ -129,6 +138,7 @@ def hostile(text: str, outcome: bytes = b"") -> Head:
         services.ask_node.name: answered(text),
         services.job_secrets.name: job(text),
         services.job_notify.name: None,
+        services.hours.name: hours(text),
     }
     workers = {"w": {"status": "running", STARTUP_KEY: slot(text)}}
     refusal = {"error": {"class": "NodeError", "message": text, "field": text, "given": text, "hint": text}}
@@ -156,6 +166,7 @@ ASKING: dict[str, list[str]] = {
     "port-forward": [FLEET, "elsewhere", "80"],
     "status": ["stack"],
     "keep": [FLEET, "2h"],
+    "cost": ["stack"],
     "top": [FLEET],
     "logs": [FLEET],
     "doctor": [FLEET],
@@ -214,10 +225,14 @@ def test_commands_show_nothing_that_a_terminal_obeys(
 def test_a_stack_of_such_fleets(
     heads: Callable[[Head], Manifest], monkeypatch: pytest.MonkeyPatch, terminal: bool
 ) -> None:
-    found = fleet_status(heads(hostile(HOSTILE)), None)
+    choices = {"name": "pool", "provider": "aws", "machine_types": [HOSTILE]}
+    manifest = heads(hostile(HOSTILE))
+    found = fleet_status(manifest, None, choices)
+    spent = pool_spent("stack/pool", [priced_hours(FleetHours.read(hours(HOSTILE)), choices, manifest)])
     screen = Screen(terminal=terminal)
     monkeypatch.setattr(sys, "stdout", screen)
     with console.guarded():
+        show_spent([summed("stack", [spent])], None)
         status._print_stack({"stack": "stack", "pools": [found], "standing": None})
     assert "stack/pool" in screen.text and OBEYED.search(screen.text) is None
 
