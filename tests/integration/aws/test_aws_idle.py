@@ -67,5 +67,5 @@ def test_instances_that_end_themselves_are_terminated_and_planned_anew(tmp_path:
     said = " ".join(project.try_run("plan", "train").stderr.split())
     assert "pair: 2 nodes ended without a deploy, as stop_after_idle=30m has it, probably; a deploy brings 2" in said
     assert "group: 3 nodes ended without a deploy" in said
-    # Their jobs are where they were. (moto takes no change of a group without its machine types: no deploy here.)
+    # Their jobs are where they were. (moto takes no change of a group without machine types: no deploy here.)
     assert len(jobs(cloud)) == 2
