@@ -16,9 +16,11 @@ import importlib.resources  # noqa: F401
 import json  # noqa: F401
 import threading
 import urllib.parse  # noqa: F401
+from importlib import _bootstrap
 
 from skyinfra.terraform.interrupts import hush_program
 
+_LOOK_S = 0.02
 _thread: threading.Thread | None = None
 
 
@@ -31,9 +33,19 @@ def start() -> None:
 
 
 def wait() -> None:
-    """Waits for the imports that have begun, so that no two threads import skyinfra's own modules."""
-    if _thread is not None and _thread is not threading.current_thread():
-        _thread.join()
+    """Waits for the imports that have begun, so that no two threads import skyinfra's own modules; not where they wait
+    for a module that this thread imports."""
+    if _thread is None or _thread is threading.current_thread():
+        return
+    while _thread.is_alive() and not _waits_for_this_thread(_thread):
+        _thread.join(_LOOK_S)
+
+
+def _waits_for_this_thread(thread: threading.Thread) -> bool:
+    # Of importlib: the locks of modules for which threads wait; before Python 3.12 one of a thread.
+    locks = getattr(_bootstrap, "_blocking_on", {}).get(thread.ident) or []
+    locks = locks if isinstance(locks, list) else [locks]
+    return any(threading.get_ident() == getattr(lock, "owner", None) for lock in locks)
 
 
 def _read() -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from support import ROOT, python_path
 from terraform_projects.cdk import app_environment
 
@@ -31,7 +32,13 @@ print(json.dumps([n for n, m in came.items() if hasattr(m, "__path__")]))
 def run(program: str, folder: Path, *, synthesizes: bool = False) -> str:
     environment = {**app_environment(), **({"CDKTF_CONTEXT_JSON": "{}"} if synthesizes else {})}
     result = subprocess.run(
-        [sys.executable, "-c", program], cwd=folder, env=environment, check=True, capture_output=True, text=True
+        [sys.executable, "-c", program],
+        cwd=folder,
+        env=environment,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert "Traceback" not in result.stderr
     return result.stdout
@@ -80,6 +87,14 @@ def test_no_package_is_imported_by_both_threads(tmp_path: Path) -> None:
     assert {"skyinfra.bootstrap", "pydantic", "jinja2"} <= ours
     assert {"cdktf", "jsii"} <= theirs
     assert not ours & theirs
+
+
+@pytest.mark.parametrize("name", ["stack", "compiler", "pool", "mig.layouts", "deploy", "providers.aws"])
+def test_a_program_that_imports_a_module_itself_does_not_wait_for_itself(tmp_path: Path, name: str) -> None:
+    """`from skyinfra.stack import ...` waited for ever (2026-11-26)."""
+    program = f"import importlib; importlib.import_module('skyinfra.{name}')\n{STACK}"
+    run(program, tmp_path, synthesizes=True)
+    assert (tmp_path / "cdktf.out" / "stacks" / "s" / "cdk.tf.json").exists()
 
 
 def test_what_fails_is_told_by_who_needs_it(tmp_path: Path) -> None:
