@@ -256,7 +256,8 @@ class BlobStore:
         space = disk.f_bavail * disk.f_frsize - reserve
         capacity, now = self.capacity, time.monotonic()
         counted = self._counted_at is not None and now - self._counted_at < _COUNTED_S
-        if counted and self._total + size <= capacity and size <= space:
+        most = min(capacity, max(0, (space + self._total) // 2))
+        if counted and self._total + size <= most and size <= space:
             return
         self._sweep()
         blobs = sorted(self._blobs())

@@ -148,6 +148,9 @@ class Records(SchedulerPlugin):  # type: ignore[misc]
         """Returns the uses of slots since it was called last, also by tasks that still run."""
         for slot, tasks in tasks_on_slots(self._scheduler).items():
             for key, _, seconds in tasks:
+                if (sent := self._sent.get(key)) is not None:
+                    # An attempt of a job may have begun before this head, and its seconds were counted by that of before.
+                    seconds = min(seconds, time.monotonic() - sent[1])
                 counted = self._seconds.get(key, 0.0)
                 self._used[(*self._whose(key, self._submitters.get(key, "")), slot)] += max(0.0, seconds - counted)
                 self._seconds[key] = max(seconds, counted)

@@ -39,7 +39,15 @@ def test_python_3_8_reads_it_and_so_does_what_travels(path: Path) -> None:
 def _with_drain_reason(status: dict[str, object]) -> dict[str, object]:
     """What a runner writes besides, which no boot knows of."""
     slots = status.pop("slots")
-    return {**status, "drain_reason": None, "leaving": None, "unwarned": None, "unwatched": None, "slots": slots}
+    return {
+        **status,
+        "drain_reason": None,
+        "leaving": None,
+        "unwarned": None,
+        "unwatched": None,
+        "stops": None,
+        "slots": slots,
+    }
 
 
 def test_strings_are_left_as_they_are() -> None:

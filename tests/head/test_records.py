@@ -296,6 +296,19 @@ def test_whose_tasks_had_a_slot_and_for_how_long(clock: list[float]) -> None:
     assert uses(head) == {}, "each second once"
 
 
+def test_what_a_job_took_before_its_head_is_not_counted_by_it(clock: list[float]) -> None:
+    """The head of before has counted it, and wrote that beside its jobs."""
+    head = Head()
+    head.worker = running_worker(SLOT, {"nightly-9f.1": 5000.0})
+    head.workers = {"a": head.worker}
+    head.records.came("nightly-9f.1", 0, "ann@desk")
+    head.come("nightly-9f.1")
+    head.send("nightly-9f.1")
+    assert uses(head)["ann@desk", "task", "nightly"][0] == 0
+    clock[0] += 10
+    assert uses(head)["ann@desk", "task", "nightly"][0] == 10
+
+
 def test_a_task_that_runs_for_days_is_counted_as_it_runs(clock: list[float]) -> None:
     head = Head()
     slots = [replace(SLOT, slot=f"n1/{n}", worker=n, gpu=0, start=2 * n, size=2, units=8) for n in range(4)]
@@ -305,6 +318,7 @@ def test_a_task_that_runs_for_days_is_counted_as_it_runs(clock: list[float]) -> 
         head.records.came(f"f-{slot.worker}", 0, "ann@desk")
         head.come(f"f-{slot.worker}")
         head.send(f"f-{slot.worker}")
+    clock[0] += 900
     # Four quarters are one node (Project-HAMi/HAMi#3073).
     assert uses(head) == {("ann@desk", "task", "f"): (3600, 900)}
     assert uses(head) == {("ann@desk", "task", "f"): (0, 0)}
@@ -321,6 +335,7 @@ def test_an_attempt_that_is_lost_counts_no_less_later(clock: list[float]) -> Non
     head.workers = {"a": head.worker}
     head.come("f-1")
     head.send("f-1")
+    clock[0] += 500
     assert uses(head) == {("", "task", "f"): (500, 500)}
     head.records.transition("f-1", "processing", "released")
     head.come("f-1")
