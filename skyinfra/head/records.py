@@ -149,7 +149,7 @@ class Records(SchedulerPlugin):  # type: ignore[misc]
         for slot, tasks in tasks_on_slots(self._scheduler).items():
             for key, _, seconds in tasks:
                 if (sent := self._sent.get(key)) is not None:
-                    # An attempt of a job may have begun before this head, and its seconds were counted by that of before.
+                    # One that began before this head, of a job, was counted by the head of before.
                     seconds = min(seconds, time.monotonic() - sent[1])
                 counted = self._seconds.get(key, 0.0)
                 self._used[(*self._whose(key, self._submitters.get(key, "")), slot)] += max(0.0, seconds - counted)
