@@ -10,7 +10,6 @@ Large byte strings are left out of the stream, too: calls that have the same one
 from __future__ import annotations
 
 import hashlib
-import mmap
 import pickle
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -19,7 +18,7 @@ from functools import cached_property, partial
 from typing import BinaryIO
 
 from skyinfra.blobs.store import BlobStore
-from skyinfra.blobs.transfer import Blob, BlobsMissing, chunked
+from skyinfra.blobs.transfer import Blob, BlobsMissing, chunked, mapped
 from skyinfra.protocol.calls import Part
 from skyinfra.protocol.pickles import Pickler
 
@@ -188,20 +187,11 @@ def unpack(parts: Sequence[Part], store: BlobStore, opening: Opening = nullconte
     """The value whose *parts* are in *store*. Raises `BlobsMissing` where one is not, and what unpickling raises."""
     stream, *rest = parts
     with opening():
-        buffers = [_mapped(part, store) for part in rest]
+        # Pickle makes them read-only where they were.
+        buffers = [mapped(store, part.digest, part.size) for part in rest]
         file = _opened(stream, store)
     with file:
         return pickle.load(_Stream(file, opening), buffers=buffers)  # noqa: S301 - the fleet's own, over mutual TLS
-
-
-def _mapped(part: Part, store: BlobStore) -> memoryview:
-    """Returns the content of a part: pages of its file, which are copied where somebody writes to them."""
-    with _opened(part, store) as file:
-        try:
-            # Pickle makes it read-only where it was.
-            return memoryview(mmap.mmap(file.fileno(), part.size, access=mmap.ACCESS_COPY))
-        except ValueError:  # it was damaged since it was fetched: who fetches it again sees its size
-            raise BlobsMissing([part.digest]) from None
 
 
 def _opened(part: Part, store: BlobStore) -> BinaryIO:

@@ -212,7 +212,7 @@ async def fetch(head: Peer, store: BlobStore, wanted: dict[str, int]) -> Sent:
 async def fetch_bytes(head: Peer, digest: str, size: int) -> memoryview:
     """Fetches one blob into memory. Raises `BlobsMissing`, OSError where the head does not answer."""
     if size > CHUNK and (store := await store_near(head)) is not None:
-        return await asyncio.to_thread(_mapped, store, digest, size)
+        return await asyncio.to_thread(mapped, store, digest, size)
     from skyinfra.engine import dask_comms  # as in `beside`
 
     content = dask_comms.memory(size)
@@ -224,12 +224,13 @@ async def fetch_bytes(head: Peer, digest: str, size: int) -> memoryview:
     return content
 
 
-def _mapped(store: BlobStore, digest: str, size: int) -> memoryview:
-    """Returns the pages of the file; they are copied where somebody writes to them, and stay when the file goes."""
+def mapped(store: BlobStore, digest: str, size: int) -> memoryview:
+    """Returns the pages of the file of a blob of *size* bytes; they are copied where somebody writes to them, and stay
+    when the file goes. Raises `BlobsMissing`, OSError where they cannot be mapped."""
     try:
         with store.path(digest).open("rb") as file:
             return memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY))
-    except (FileNotFoundError, ValueError):  # or it was damaged
+    except (FileNotFoundError, ValueError):  # or it was damaged: who fetches it again sees its size
         raise BlobsMissing([digest]) from None
 
 
