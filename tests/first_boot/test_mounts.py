@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
-import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from devices import small_disks
+from devices.small_disks import run, uuid
 from first_boots.boots import FirstBoot, program, step
 from support import missing
 
@@ -26,14 +26,7 @@ ME = pwd.getpwuid(os.getuid()).pw_name
 
 @pytest.fixture(autouse=True)
 def _programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine's own, with those before them that `program` makes."""
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}:/usr/sbin:/sbin")
-    if not shutil.which("mkfs.ext4"):
-        missing("mkfs.ext4 (e2fsprogs)")
-
-
-def run(*command: str) -> str:
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    small_disks.use_programs(tmp_path, monkeypatch)
 
 
 def volume_of(tmp_path: Path, disk: Path | str, index: int = 1) -> Mount:
@@ -51,15 +44,10 @@ def volume_of(tmp_path: Path, disk: Path | str, index: int = 1) -> Mount:
 def disk(tmp_path: Path) -> Path:
     """A file in the place of a disk. To mount and grow it is noted, and not done."""
     file = tmp_path / "disk"
-    with file.open("wb") as stream:
-        stream.truncate(SIZE)
+    small_disks.blank(file, SIZE)
     for name in ("mount", "resize2fs", "xfs_growfs"):
         program(tmp_path / "bin", name, f'echo {name} "$@" >>{tmp_path}/calls')
     return file
-
-
-def uuid(disk: Path) -> str:
-    return run("blkid", "-p", "-o", "value", "-s", "UUID", str(disk))
 
 
 def calls(tmp_path: Path) -> list[str]:

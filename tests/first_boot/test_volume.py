@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 import yaml
 from devices import small_disks
+from devices.small_disks import run, uuid
 from first_boots.boots import FirstBoot, program, step
-from support import ROOT, missing
+from support import ROOT
 
 from skyinfra.bootstrap import places
 from skyinfra.first_boot.disks import Volume
@@ -28,14 +29,7 @@ NOBODY = "nobody"
 
 @pytest.fixture(autouse=True)
 def _programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine's own, with those before them that `program` makes."""
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}:/usr/sbin:/sbin")
-    if not shutil.which("mkfs.ext4"):
-        missing("mkfs.ext4 (e2fsprogs)")
-
-
-def run(*command: str) -> str:
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    small_disks.use_programs(tmp_path, monkeypatch)
 
 
 def volume_of(tmp_path: Path, disk: Path | str) -> Volume:
@@ -56,14 +50,9 @@ def volume_of(tmp_path: Path, disk: Path | str) -> Volume:
 def disk(tmp_path: Path) -> Path:
     """A file in the place of a disk. To mount it is noted, and not done."""
     file = tmp_path / "disk"
-    with file.open("wb") as stream:
-        stream.truncate(SIZE)
+    small_disks.blank(file, SIZE)
     program(tmp_path / "bin", "mount", f'echo mount "$@" >>{tmp_path}/calls')
     return file
-
-
-def uuid(disk: Path) -> str:
-    return run("blkid", "-p", "-o", "value", "-s", "UUID", str(disk))
 
 
 def test_a_new_volume_gets_a_file_system_and_keeps_it(tmp_path: Path, disk: Path) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support import missing
 
 
 class Disk:
@@ -74,11 +76,33 @@ def disk(path: Path, *, size: str = "64m", inodes: int = 4000) -> Iterator[Disk]
         _run("umount", "-l", str(path))
 
 
+def use_programs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Puts the programs in *folder*/bin before those of this machine, which need some for file systems."""
+    monkeypatch.setenv("PATH", f"{folder / 'bin'}:{os.environ['PATH']}:/usr/sbin:/sbin")
+    if not shutil.which("mkfs.ext4"):
+        missing("mkfs.ext4 (e2fsprogs)")
+
+
+def run(*command: str) -> str:
+    """What *command* prints. Raises CalledProcessError."""
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def uuid(disk: Path) -> str:
+    """The id of the file system on *disk*."""
+    return run("blkid", "-p", "-o", "value", "-s", "UUID", str(disk))
+
+
+def blank(file: Path, size: int) -> None:
+    """Makes *file* the content of an empty disk of *size* bytes."""
+    with file.open("wb") as stream:
+        stream.truncate(size)
+
+
 @contextlib.contextmanager
 def loop(file: Path, size: int, mounted: Path) -> Iterator[str]:
     """A disk of *size* bytes that the kernel has, whose content is *file*; what it leaves *mounted* is unmounted."""
-    with file.open("wb") as stream:
-        stream.truncate(size)
+    blank(file, size)
     made = subprocess.run(["losetup", "--find", "--show", str(file)], capture_output=True, text=True, check=False)
     if os.geteuid() != 0 or made.returncode != 0:
         pytest.skip(f"no loop device can be had here: {made.stderr.strip()}")
