@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ssl
 import struct
+import traceback
 from collections.abc import Sequence
 from contextvars import ContextVar
 from ssl import SSLError
@@ -273,6 +274,10 @@ class _Connector(TLSConnector):  # type: ignore[misc]
                 # One that TLS has taken over has no socket any more.
                 if stream.socket is not None:
                     stream.close()
+            # One that `ssl` of Python up to 3.11.7 has half made, as the peer was killed, is open, and nobody's.
+            for frame, _ in traceback.walk_tb(error.__traceback__):
+                if isinstance(half := frame.f_locals.get("self"), ssl.SSLSocket):
+                    half.close()
             if isinstance(error, ValueError) and "convert to SSL" in str(error):
                 raise FatalCommClosedError(f"{address} speaks or hangs up before the handshake") from error
             raise

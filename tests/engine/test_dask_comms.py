@@ -13,6 +13,7 @@ import pytest
 from distributed.comm import registry
 from distributed.comm.core import CommClosedError, FatalCommClosedError, connect
 from distributed.comm.tcp import BaseTCPConnector, TLSConnector
+from tornado import iostream
 from tornado.iostream import IOStream
 
 from skyinfra.engine import dask_comms
@@ -78,6 +79,29 @@ def test_no_socket_stays_open_where_the_peer_speaks_or_hangs_up(says: bytes) -> 
             asyncio.run(run())
             gc.collect()
         thread.join()
+
+
+def test_no_socket_stays_open_where_the_peer_is_killed_before_the_handshake(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`ssl` up to Python 3.11.7 leaves it open then. Warnings of what stays open are errors."""
+    security = Credentials.derive("0123456789abcdef" * 4, role="client", name="test").security()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def reset(*arguments: Any, **keywords: Any) -> Any:
+            peer, _ = server.accept()
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            peer.close()
+            return wrap(*arguments, **keywords)
+
+        wrap = iostream.ssl_wrap_socket
+        monkeypatch.setattr(iostream, "ssl_wrap_socket", reset)
+
+        async def run() -> None:
+            place, arguments = f"127.0.0.1:{server.getsockname()[1]}", security.get_connection_args("client")
+            with pytest.raises(ConnectionResetError):
+                await registry.get_backend("tls").get_connector().connect(place, **arguments)
+
+        asyncio.run(run())
+        gc.collect()
 
 
 class Plain(dask_comms._Answers):

@@ -208,7 +208,7 @@ def test_a_failed_command_of_the_image_shows_its_last_words(tmp_path: Path) -> N
     assert result.returncode == 1
     assert "the reason" in result.stderr
     skyinfra(project, "destroy", "--auto-approve")
-    assert not processes(project)
+    until(lambda: not processes(project))
 
 
 @pytest.mark.slow

@@ -91,7 +91,8 @@ def test_two_containers_from_deploy_to_destroy(tmp_path: Path, clean: Engine) ->
         assert deploy(here) == set() and made(clean) == existing
     finally:
         skyinfra(here, "destroy", "--auto-approve")
-    assert not left(here) and not processes(here)
+    assert not left(here)
+    until(lambda: not processes(here))
 
 
 def is_private(engine: Engine, manifest: Manifest) -> None:
@@ -144,7 +145,8 @@ def test_what_is_killed_comes_back_and_what_is_declared_changes_no_more(tmp_path
         clean.run("network", "rm", "-f", prefix)
     finally:
         skyinfra(here, "destroy", "--auto-approve")
-    assert not left(here) and not processes(here)
+    assert not left(here)
+    until(lambda: not processes(here))
 
 
 @pytest.mark.slow
@@ -165,7 +167,8 @@ def test_a_fleet_without_head_and_client_ends_and_comes_back(tmp_path: Path, cle
             is_uploaded(pool)
     finally:
         skyinfra(here, "destroy", "--auto-approve")
-    assert not left(here) and not processes(here)
+    assert not left(here)
+    until(lambda: not processes(here))
 
 
 @pytest.mark.slow

@@ -68,7 +68,8 @@ def test_a_renamed_stack_is_named_and_destroyed_from_its_state_alone(tmp_path: P
     (orphan,) = json.loads(skyinfra(here, "status", "--json").stdout)["orphans"]
     assert (orphan["stack"], orphan["resources"], orphan["workspace"]) == ("old", 5, None)
     skyinfra(here, "destroy", "old", "--auto-approve")
-    assert not processes(here) and not left(here)
+    assert not left(here)
+    until(lambda: not processes(here))
     assert not (here / "cdktf.out" / "stacks" / "old").exists()
     assert "owns" not in skyinfra(here, "plan").stderr
     refused = skyinfra(here, "destroy", "old", check=False)
@@ -103,7 +104,7 @@ def test_a_deploy_that_was_cut_off_shows_in_status(tmp_path: Path) -> None:
     assert shown.returncode == 1 and "begun at 2026-11-23T00:00:00+00:00, was killed." in shown.stdout
     skyinfra(here, "destroy", "--auto-approve")
     assert "old/cpu is not deployed" in skyinfra(here, "status").stdout
-    assert not processes(here)
+    until(lambda: not processes(here))
 
 
 def test_states_of_declared_stacks_are_no_orphans(tmp_path: Path) -> None:
@@ -125,7 +126,7 @@ def test_states_of_other_workspaces(tmp_path: Path) -> None:
     assert "5 resources in terraform.old.tfstate.d/dev/terraform.tfstate" in said
     assert "TF_WORKSPACE=dev skyinfra destroy old" in said
     skyinfra(here, "destroy", "old", "--auto-approve", TF_WORKSPACE="dev")
-    assert not processes(here)
+    until(lambda: not processes(here))
 
 
 @pytest.mark.slow
@@ -168,7 +169,7 @@ def test_a_state_that_cannot_be_saved_is_kept(tmp_path: Path, terraform_program:
     (here / "terraform.old.tfstate").unlink()  # cut off in the middle
     subprocess.run([terraform_program, *command.split()[1:]], check=True, capture_output=True)
     skyinfra(here, "destroy", "--auto-approve")
-    assert not processes(here)
+    until(lambda: not processes(here))
 
 
 @pytest.mark.slow
@@ -192,7 +193,8 @@ def test_a_configuration_that_cannot_be_evaluated_keeps_nobody_from_destroying(t
     document["data"] = {"terraform_remote_state": {"gone": {"backend": "local", "config": {"path": "nowhere"}}}}
     file.write_text(json.dumps(document))
     skyinfra(here, "destroy", "--auto-approve")
-    assert not processes(here) and not left(here)
+    assert not left(here)
+    until(lambda: not processes(here))
 
 
 @pytest.mark.slow

@@ -61,14 +61,15 @@ def status(project: Path, stack: str = "quickstart") -> dict[str, Any]:
 
 def processes(project: Path, word: str = "") -> list[psutil.Process]:
     """Every other process that has the project's folder on its command line or as its working folder, and *word* on the
-    former."""
+    former. Not Podman's name server: that is of all networks of the machine, and stays where it was first started."""
     found = []
     for process in psutil.process_iter():
         # It may end at any moment.
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
             command = " ".join(process.cmdline())
             here = str(project) in command or process.cwd().startswith(str(project))
-            if here and word in command and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
+            counts = process.name() != "aardvark-dns" and process.status() != psutil.STATUS_ZOMBIE
+            if here and word in command and counts and process.pid != os.getpid():
                 found.append(process)
     return found
 
