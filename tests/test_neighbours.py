@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import first_fast
 from terraform_projects.cdk import read, synth
 
 import skyinfra as sky
@@ -227,7 +228,7 @@ TWICE = [
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-@pytest.mark.parametrize(("other", "said"), TWICE)
+@pytest.mark.parametrize(("other", "said"), first_fast(TWICE))
 def test_a_name_that_is_there_twice_is_refused(tmp_path: Path, library: str, other: str, said: str) -> None:
     declared = "stack = sky.FleetStack(app, 'f', pools=[sky.ComputePool(name='train', provider=sky.AWS())])\n"
     done = made(tmp_path, library, f"{declared}{other}\napp.synth()", check=False)

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import ROOT, python_path
+from support import ROOT, first_fast, python_path
 from terraform_projects.cdk import app_environment
 
 STACK = """
@@ -89,7 +89,7 @@ def test_no_package_is_imported_by_both_threads(tmp_path: Path) -> None:
     assert not ours & theirs
 
 
-@pytest.mark.parametrize("name", ["stack", "compiler", "pool", "mig.layouts", "deploy", "providers.aws"])
+@pytest.mark.parametrize("name", first_fast(["stack", "compiler", "pool", "mig.layouts", "deploy", "providers.aws"]))
 def test_a_program_that_imports_a_module_itself_does_not_wait_for_itself(tmp_path: Path, name: str) -> None:
     """`from skyinfra.stack import ...` waited for ever (2026-11-26)."""
     program = f"import importlib; importlib.import_module('skyinfra.{name}')\n{STACK}"

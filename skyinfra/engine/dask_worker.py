@@ -40,6 +40,9 @@ async def send_all(worker: Worker) -> None:
         stream.next_deadline = None
         stream.waker.set()
         await asyncio.sleep(0)
+    # What is not gathered any more is written by a task of its own, which begins in the next round of the loop.
+    for _ in range(2):
+        await asyncio.sleep(0)
 
 
 def running(worker: Worker) -> list[str]:

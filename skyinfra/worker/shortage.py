@@ -132,5 +132,5 @@ def _read(slot: InstanceInfo) -> int | None:
         document = json.loads(file.read_text(encoding="utf-8"))[str(slot.worker)]
         if document["task"] == key:
             peak = document["figures"]["memory_peak"]
-            return int(peak) if peak is not None else None
+            return int(peak) or None if peak is not None else None
     return None

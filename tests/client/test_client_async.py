@@ -244,6 +244,7 @@ def test_a_gang_is_awaited_and_the_loop_goes_on(fleet):
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_a_gang_that_is_cancelled_ends_all_ranks(fleet, tmp_path):
     async def main() -> None:
         async with connect_async(fleet.manifest) as pool:

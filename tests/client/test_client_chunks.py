@@ -168,6 +168,7 @@ def test_a_lost_worker_process_loses_none(pool, tmp_path):
     assert len((tmp_path / "starts-250").read_text()) == 2
 
 
+@pytest.mark.slow
 def test_one_that_ends_its_process_is_named_and_the_others_are_not(pool):
     results = pool.map(die, range(MANY), [MANY - 100] * MANY)
     done = []

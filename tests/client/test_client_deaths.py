@@ -13,6 +13,7 @@ from pathlib import Path
 
 import distributed
 import pytest
+from support import first_fast
 
 import skyinfra as sky
 from skyinfra.client import open_pool
@@ -62,12 +63,15 @@ def error_of(pool, task) -> sky.TaskAttemptsExceeded:
 
 @pytest.mark.parametrize(
     ("how", "cause"),
-    [
-        (3, "exit code 3"),
-        (0, "exit code 0"),
-        ("SIGKILL", "killed by signal 9 (SIGKILL)"),
-        ("segv", "killed by signal 11 (SIGSEGV)"),
-    ],
+    first_fast(
+        [
+            (3, "exit code 3"),
+            ("SIGKILL", "killed by signal 9 (SIGKILL)"),
+            (0, "exit code 0"),
+            ("segv", "killed by signal 11 (SIGSEGV)"),
+        ],
+        2,
+    ),
 )
 def test_the_error_of_a_task_that_ends_its_worker_names_the_cause(pool, how, cause):
     error = error_of(pool, die(how))

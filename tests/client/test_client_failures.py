@@ -101,6 +101,7 @@ def test_the_count_of_attempts_is_forgotten_when_a_task_ends(pool, tmp_path, fle
     assert set(attempts.glob("*")) <= before
 
 
+@pytest.mark.slow
 def test_a_node_directory_that_cannot_be_written_is_named(pool, fleet, wait_until):
     name = pool.slots()[0].slot
     attempts = fleet.root / "n0" / "attempts"

@@ -174,6 +174,7 @@ def test_what_ranks_print_is_shown_where_nobody_takes_their_lines(fleet):
 # Slots --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_no_rank_runs_before_all_have_their_slots(pool, tmp_path, background, wait_until):
     busy = background(pool.broadcast, Task(wait_for, (str(tmp_path / "free"),)), slots=pool.slots()[3:])
     wait_until(lambda: any(pool.running().get("n1/1", [])))
@@ -187,6 +188,7 @@ def test_no_rank_runs_before_all_have_their_slots(pool, tmp_path, background, wa
     assert len(list(tmp_path.glob("g.[0-9]"))) == 4
 
 
+@pytest.mark.slow
 def test_a_gang_that_does_not_start_in_time_says_what_it_waits_for(pool, tmp_path, background, wait_until):
     busy = background(pool.broadcast, Task(wait_for, (str(tmp_path / "free"),)), slots=pool.slots()[1:2])
     wait_until(lambda: any(pool.running().get("n0/1", [])))
@@ -203,6 +205,7 @@ def test_a_gang_that_does_not_start_in_time_says_what_it_waits_for(pool, tmp_pat
     assert len(none(pool, place, timeout=60)) == 4
 
 
+@pytest.mark.slow
 def test_gangs_take_turns_in_the_order_in_which_they_came(fleet, pool, tmp_path, background, wait_until):
     running = background(none, pool, hold, str(tmp_path), "a")
     wait_until(lambda: len(list(tmp_path.glob("a.[0-9]"))) == 4)
@@ -222,6 +225,7 @@ def test_gangs_take_turns_in_the_order_in_which_they_came(fleet, pool, tmp_path,
         third.result(timeout=60)
 
 
+@pytest.mark.slow
 def test_two_small_gangs_run_beside_each_other(pool, tmp_path, background, wait_until):
     both = [background(none, pool, hold, str(tmp_path), name, nodes=1) for name in "ab"]
     wait_until(lambda: len(list(tmp_path.glob("[ab].[0-9]"))) == 4)

@@ -56,6 +56,7 @@ def met() -> tuple[int, int] | None:
     return jax.distributed.met if jax else None
 
 
+@pytest.mark.slow
 def test_the_plugin_of_jax_lets_ranks_meet_before_they_begin(pool, tmp_path):
     # JAX itself is what tests/client/test_client_jax.py has.
     (tmp_path / "jax.py").write_text(JAX)

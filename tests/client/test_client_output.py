@@ -131,6 +131,7 @@ def _large() -> bytes:
     return bytes(100_000)
 
 
+@pytest.mark.slow
 def test_it_is_handed_over_in_the_context_of_who_submitted_the_task(fleet):
     seen: list[str] = []
     with open_pool(fleet.manifest, output=lambda slot, line: seen.append(_who.get("nobody"))) as pool:

@@ -254,6 +254,7 @@ def test_the_secrets_of_an_image_are_those_of_each_client(fleets, secret, monkey
                 environment() >> other
 
 
+@pytest.mark.slow
 def test_ranks_have_it_and_show_it_to_nobody(fleet, secret, wait_until):
     lines: list[str] = []
     with open_pool(fleet.manifest) as pool:

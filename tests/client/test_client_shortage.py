@@ -32,6 +32,7 @@ def uneven(fleets) -> Iterator[Pool]:
         yield pool
 
 
+@pytest.mark.slow
 def test_tasks_gangs_and_scripts_say_it(uneven: Pool, tmp_path: Path, wait_until) -> None:
     wait_until(lambda: len(uneven.slots()) == 2)
     with pytest.raises(RuntimeError, match="out of memory") as error:

@@ -113,12 +113,14 @@ def test_a_task_that_waits_for_its_own_slot_is_told(pool):
         connects(pool.manifest, ONE).options(slot=ONE) >> pool
 
 
+@pytest.mark.slow
 def test_tasks_that_wait_for_one_another_are_told(pool, tmp_path):
     futures = [pool.submit(meet(str(tmp_path)).options(slot=slot)) for slot in (ONE, OTHER)]
     errors = [future.exception(timeout=120) for future in futures]
     assert any(isinstance(error, sky.SlotsHeld) for error in errors), errors
 
 
+@pytest.mark.slow
 def test_a_task_that_waits_for_a_job_is_told(pool):
     futures = [pool.submit(outer_of_a_job(ONE).options(slot=ONE)), pool.submit(outer(ONE).options(slot=OTHER))]
     assert isinstance(futures[0].exception(timeout=120), sky.SlotsHeld)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -133,8 +134,14 @@ def test_no_option_is_forgotten() -> None:
     assert set(OPTIONS) == {each.name for each in fields(Options)}
 
 
-@pytest.mark.parametrize("option", OPTIONS)
-@pytest.mark.parametrize("way", WAYS)
+# All of them in `make test-all`; in `make test` each option in two ways, and each way with one.
+PAIRS = [
+    pytest.param(way, option, marks=() if way in (">>", "job") or option == "env" else pytest.mark.slow)
+    for way, option in itertools.product(WAYS, OPTIONS)
+]
+
+
+@pytest.mark.parametrize(("way", "option"), PAIRS)
 def test_it_holds(
     way: str,
     option: str,

@@ -14,6 +14,7 @@ import pytest
 from devices import fake_amd_smi
 from devices.fake_amd_smi import State
 from local_fleets.running_node import RunningNode, on_slot
+from support import first_fast
 
 from skyinfra import AcceleratorMissing, PartitionFailed
 from skyinfra.accelerators import Accelerator, partitions
@@ -80,7 +81,9 @@ def drivers(machine: Machine, wanted: NodeAccelerator, tmp_path: Path) -> dict[s
 
 
 @pytest.mark.parametrize("kind", ["amd-smi", "simulated"])
-@pytest.mark.parametrize("text", ["MI300X:2/CPX+NPS4", "MI300X:2/DPX+NPS2", "MI300A:2/TPX", "MI355X:1/QPX+NPS2"])
+@pytest.mark.parametrize(
+    "text", first_fast(["MI300X:2/CPX+NPS4", "MI300X:2/DPX+NPS2", "MI300A:2/TPX", "MI355X:1/QPX+NPS2"])
+)
 def test_both_drivers_keep_the_same_rules(machine: Machine, tmp_path: Path, kind: str, text: str) -> None:
     wanted = declared(text)
     driver = drivers(machine, wanted, tmp_path)[kind]

@@ -153,6 +153,7 @@ def test_tasks_go_on_on_partitions_that_need_not_go(make_node: MakeNode, recorde
             assert codes == ([0] if recorded else [])
 
 
+@pytest.mark.slow
 def test_tasks_go_on_beside_compute_instances_that_come_and_go(make_node: MakeNode, tmp_path: Path) -> None:
     def of(declared: str) -> NodeAccelerator:
         return replace(THREES, layouts=mig.resolve(declared, mig.geometry("h100_80gb"), 1))

@@ -53,6 +53,7 @@ def uses(hours: FleetHours) -> dict[tuple[str, str], tuple[str, float, float]]:
     return {(use.kind, use.name): (use.submitter, use.slot_seconds, use.node_seconds) for use in hours.uses}
 
 
+@pytest.mark.slow
 def test_the_hours_and_whose_tasks_they_were_outlive_the_head(make_node: MakeNode, tmp_path: Path) -> None:
     head = make_node(accelerator=h100(BIG))
     head.boot()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from local_fleets import inside
 from local_fleets.running_node import BIG, RunningNode, h100, until
+from support import first_fast
 from tasks_on_nodes.jobs import add, manifest_of, run_out, starts, wait_for
 
 import skyinfra as sky
@@ -98,7 +99,7 @@ def poison(path: str, *, raises: bool) -> None:
     execute.run = run  # type: ignore[assignment]
 
 
-@pytest.mark.parametrize("raises", [False, True])
+@pytest.mark.parametrize("raises", first_fast([True, False]))
 def test_the_end_of_a_job_runs_no_code_in_the_head(make_node: MakeNode, tmp_path: Path, raises: bool) -> None:
     head = make_node("n1", cpu_slots=1)
     pid = head.boot().pid

@@ -52,7 +52,13 @@ def pools(tmp_path: Path) -> Iterator[tuple[Pool, Pool]]:
         made.close()
 
 
-@pytest.mark.parametrize("known", [False, True], ids=["a new function", "one that was short before"])
+@pytest.mark.parametrize(
+    "known",
+    [
+        pytest.param(False, id="a new function"),
+        pytest.param(True, id="one that was short before", marks=pytest.mark.slow),
+    ],
+)
 def test_a_task_leaves_a_slot_with_a_long_one_for_a_free_slot(
     pools: tuple[Pool, Pool], tmp_path: Path, known: bool
 ) -> None:

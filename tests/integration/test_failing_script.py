@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import python_path
+from support import first_fast, python_path
 from terraform_projects.commands import environment
 
 SCRIPT = """\
@@ -56,7 +56,7 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", first_fast(WAYS))
 def test_its_file_line_and_source_are_shown(tmp_path: Path, way: str) -> None:
     script = tmp_path / "script.py"
     script.write_text(f"{SCRIPT}{WAYS[way]}")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from cloud_modules.cases import GCP, gcp_answers
 from mock_provider.bed import Bed, served
-from support import ROOT
+from support import ROOT, first_fast
 
 # The machines, the disk of the head and what reaches the nodes stand in the module that gcp calls.
 GOOGLE = "module.google."
@@ -61,6 +61,7 @@ def instances(bed: Bed) -> dict[str, dict[str, Any]]:
     return {each["labels"]["skyinfra-node"]: each for each in bed.world.asked(INSTANCE)}
 
 
+@pytest.mark.slow
 def test_the_runner_is_in_the_metadata_and_stays_until_it_is_upgraded(bed: Bed, runner: Path) -> None:
     given = {"node_count": 2, "runner_file": str(runner), "allow_cidrs": ["203.0.113.0/24"]}
     declare(bed, **given)
@@ -160,6 +161,7 @@ def test_purchases_of_machines(bed: Bed) -> None:
     assert reserved["boot_disk"][0]["initialize_params"][0]["type"] == "hyperdisk-balanced"
 
 
+@pytest.mark.slow
 def test_nodes_that_are_bound_to_a_reservation_end_with_it(bed: Bed) -> None:
     given = {"machine_types": ["a4-highgpu-8g"], "reservation": "mine", "reservation_bound": True}
     declare(bed, **given)
@@ -185,6 +187,7 @@ def test_nodes_that_are_bound_to_a_reservation_end_with_it(bed: Bed) -> None:
     assert head["scheduling"][0]["provisioning_model"] == "STANDARD" and head["reservation_affinity"] == []
 
 
+@pytest.mark.slow
 def test_the_interfaces_of_gpudirect(bed: Bed) -> None:
     bed.world.answer("google_compute_address", {"address": "10.84.0.{n}", "project": "p"})
     given = {"machine_types": ["a3-ultragpu-8g"], "node_count": 2}
@@ -296,23 +299,29 @@ def test_what_replaces_a_node(bed: Bed) -> None:
 
 @pytest.mark.parametrize(
     ("message", "inputs"),
-    [
-        ("user_data_worker: needed", {"node_count": 2, "user_data_worker": ""}),
-        (
-            "a machine type with GPUs that are added to it stands alone",
-            {"machine_types": ["g2-standard-4", "n1-standard-8+nvidia-l4:1"]},
-        ),
-        ("spot: a node is a spot machine, or comes by flex_start_seconds", {"spot": True, "flex_start_seconds": 3600}),
-        ("flex_start_seconds: for machines of one type", {"flex_start_seconds": 3600, "group": True}),
-        ("reservation_bound: nodes are bound to a reservation", {"reservation_bound": True}),
-        ("gpudirect: for machines of a3-ultragpu-8g", {"gpudirect": True}),
-        ("gpudirect: for machines of", {"gpudirect": True, "machine_types": ["a4-highgpu-8g"], "group": True}),
-        ("flex_start_seconds: 600", {"flex_start_seconds": 60}),
-        ("machine_types: at least one machine type such as", {"machine_types": ["p5.48xlarge"]}),
-        ("image: projects/PROJECT/global/images", {"image": "ami-1"}),
-        ("allow_cidrs: the first address of an IPv4 network", {"allow_cidrs": ["fd00::/8"]}),
-        ("labels: at most 60 names", {"labels": {"Team": "a"}}),
-    ],
+    first_fast(
+        [
+            ("user_data_worker: needed", {"node_count": 2, "user_data_worker": ""}),
+            (
+                "a machine type with GPUs that are added to it stands alone",
+                {"machine_types": ["g2-standard-4", "n1-standard-8+nvidia-l4:1"]},
+            ),
+            (
+                "spot: a node is a spot machine, or comes by flex_start_seconds",
+                {"spot": True, "flex_start_seconds": 3600},
+            ),
+            ("flex_start_seconds: for machines of one type", {"flex_start_seconds": 3600, "group": True}),
+            ("reservation_bound: nodes are bound to a reservation", {"reservation_bound": True}),
+            ("gpudirect: for machines of a3-ultragpu-8g", {"gpudirect": True}),
+            ("gpudirect: for machines of", {"gpudirect": True, "machine_types": ["a4-highgpu-8g"], "group": True}),
+            ("flex_start_seconds: 600", {"flex_start_seconds": 60}),
+            ("machine_types: at least one machine type such as", {"machine_types": ["p5.48xlarge"]}),
+            ("image: projects/PROJECT/global/images", {"image": "ami-1"}),
+            ("allow_cidrs: the first address of an IPv4 network", {"allow_cidrs": ["fd00::/8"]}),
+            ("labels: at most 60 names", {"labels": {"Team": "a"}}),
+        ],
+        3,
+    ),
 )
 def test_what_is_refused_says_what_would_work(bed: Bed, message: str, inputs: dict[str, Any]) -> None:
     refused(bed, message, **inputs)

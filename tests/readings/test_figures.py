@@ -155,6 +155,7 @@ def test_a_file_that_is_no_figures(directory: NodeDirectory, text: str) -> None:
     assert figures.published(directory) == {}
 
 
+@pytest.mark.slow
 def test_the_record_of_a_job_has_them(
     fake_machine: Machine, make_node: Callable[..., RunningNode], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

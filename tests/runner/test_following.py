@@ -41,6 +41,7 @@ def changes(pool: Pool) -> list[tuple[str, int, str, str]]:
     return [(each.node, each.gpu, each.before, each.layout) for each in state.follow.changes]
 
 
+@pytest.mark.slow
 def test_the_layout_follows_a_queue_that_changes_from_small_to_large_and_back(
     make_node: MakeNode, tmp_path: Path
 ) -> None:

@@ -81,6 +81,7 @@ def test_a_task_that_does_not_end_has_the_grace_and_no_longer(make_node: MakeNod
         assert 2.0 <= time.monotonic() - began < 12
 
 
+@pytest.mark.slow
 def test_a_node_whose_head_is_gone_does_not_wait_for_it(make_node: MakeNode) -> None:
     head = make_node("n1", cpu_slots=1)
     ends = head.boot()

@@ -115,6 +115,7 @@ def fill(path: str) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
 
 
+@pytest.mark.slow
 def test_what_the_function_raises_is_of_the_task_and_closes_no_healthy_slot(bed: Any, tmp_path: Path) -> None:
     pool, _ = bed
     for slot in [slot.slot for slot in pool.slots()] * 3:
@@ -177,6 +178,7 @@ def process() -> int:
     return os.getpid()
 
 
+@pytest.mark.slow
 def test_a_process_without_descriptors_is_replaced_and_no_task_fails(bed: Any) -> None:
     pool, _ = bed
     slot = on_n1(pool)[:1]
@@ -215,6 +217,7 @@ def test_a_large_argument_goes_elsewhere_from_a_process_that_cannot_fetch_or_map
     assert length == 24 * 2**20 and other != pid
 
 
+@pytest.mark.slow
 def test_a_task_for_one_slot_that_has_no_room_for_it_is_not_sent_there_for_ever(bed: Any) -> None:
     pool, _ = bed
     # Minutes, for 64 times (2026-11-25).
@@ -275,6 +278,7 @@ class Raises:
         raise error
 
 
+@pytest.mark.slow
 def test_a_call_that_a_node_cannot_load_goes_elsewhere_and_so_does_a_rank(bed: Any) -> None:
     pool, _ = bed
     futures = [pool.submit(where, number, 0.2, Hungry()) for number in range(8)]

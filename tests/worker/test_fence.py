@@ -409,6 +409,7 @@ def test_a_fresh_task_has_a_process_of_its_own(pool: Any, one: Any) -> None:
     assert on(pool, one, os.getpid, fresh=True) not in pids
 
 
+@pytest.mark.slow
 def test_no_task_is_lost_or_blamed_where_processes_are_replaced(pool: Any, tmp_path: Path) -> None:
     def note(n: int) -> int:
         with (tmp_path / "starts").open("a") as file:

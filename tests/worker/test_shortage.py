@@ -139,8 +139,10 @@ def test_the_readings_of_the_node_where_the_library_does_not_say(
     worker = types.SimpleNamespace(get_current_task=lambda: "train-1")
     monkeypatch.setitem(sys.modules, "distributed", types.SimpleNamespace(get_worker=lambda: worker))
     figures = {"samples": 3, "memory_peak": 9_000_000_000}
-    for task, taken in (("train-1", 9_000_000_000), ("another", None)):
-        (tmp_path / "figures.json").write_text(json.dumps({"1": {"task": task, "figures": figures}}))
+    # Those of a task that has just begun say nothing of it.
+    none = {**figures, "memory_peak": 0}
+    for task, read, taken in (("train-1", figures, 9_000_000_000), ("train-1", none, None), ("another", figures, None)):
+        (tmp_path / "figures.json").write_text(json.dumps({"1": {"task": task, "figures": read}}))
         found = shortage.of(RuntimeError(JAX))
         assert found is not None and Shortage.read(found).taken == taken
     (tmp_path / "figures.json").write_text("{")

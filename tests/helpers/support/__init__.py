@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import os
 import tarfile
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,6 +29,16 @@ def missing(what: str) -> None:
     if os.environ.get("CI"):
         pytest.fail(f"{what} is missing on this machine", pytrace=False)
     pytest.skip(f"{what} is missing on this machine")
+
+
+def first_fast(values: Iterable[Any], count: int = 1) -> list[Any]:
+    """Parameters of a test whose kind the first *count* hold: the others are slow."""
+    return [
+        value
+        if number < count
+        else pytest.param(*(value if isinstance(value, tuple) else [value]), marks=pytest.mark.slow)
+        for number, value in enumerate(values)
+    ]
 
 
 def unpack(archive: bytes, folder: Path) -> None:

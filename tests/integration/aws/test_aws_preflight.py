@@ -81,6 +81,7 @@ def test_what_is_in_use_is_counted_and_its_own_nodes_are_not(cloud: Cloud, tmp_p
     assert found["mig", "machine"][0]["result"] == "pass"
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("aws")
 def test_credentials_that_do_not_serve(cloud: Cloud, tmp_path: Path) -> None:
     project = Project(tmp_path, cloud)

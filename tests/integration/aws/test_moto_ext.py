@@ -9,6 +9,7 @@ import pytest
 from moto_aws.cloud import Cloud
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("aws")
 def test_a_request_that_is_sent_again_is_done_once(cloud: Cloud) -> None:
     def create(number: str) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from namespaces.fleet import LAYOUT, READY_S, Fleet, Unavailable, network
-from support import missing
+from support import first_fast, missing
 from terraform_projects.commands import until
 
 import skyinfra as sky
@@ -70,7 +70,7 @@ def slept(file: str) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("size", [100, 9_000, MB, 20 * MB])
+@pytest.mark.parametrize("size", first_fast([20 * MB, 100, 9_000, MB]))
 def test_results_of_every_size_come_from_a_node_that_nobody_can_connect_to(behind: Fleet, size: int) -> None:
     with behind.connect() as pool:
         there = pool.select(node="n1")
