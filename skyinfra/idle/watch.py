@@ -91,7 +91,7 @@ class IdleWatch:
         return max(_LOOK_LEAST_S, min(_LOOK_S if self.stops is None else _NEAR_S, least / _LOOKS))
 
     async def _look(self, node: Node) -> None:
-        meter = self._meter or Meter.find(self.directory.path)
+        meter = self._meter or self._found(node)
         boot, used = request.this_boot(), await self.used() or self._typed(node)
         meter = meter.advanced(boot=boot, now=since_boot(), ready=self.ready(), config=node.sha256)
         if used:
@@ -102,6 +102,12 @@ class IdleWatch:
         self._meter = replace(meter, idle_s=0.0) if meter.keep_s else meter
         self._write(self._meter)
         self._decide(node, self._meter, running=used)
+
+    def _found(self, node: Node) -> Meter:
+        """Returns the meter of before. A container and a process that is started again is as a machine that boots:
+        whoever deploys it wants to use it, and the time when it did not run is none without use."""
+        found = Meter.find(self.directory.path)
+        return found if ending.form(node.config) == "machine" else replace(found, served=False, begun=False)
 
     def _decide(self, node: Node, meter: Meter, *, running: bool) -> None:
         config = node.config

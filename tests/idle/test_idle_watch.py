@@ -152,6 +152,18 @@ def test_a_runner_that_is_started_again_meanwhile_goes_on(world: World) -> None:
     assert world.asked
 
 
+def test_a_container_that_was_killed_and_is_deployed_again_is_not_ended_at_once(world: World) -> None:
+    (world.folder / "systemd").rmdir()
+    world.used_once()
+    world.look(IDLE - 10)
+    world.node = world.start()
+    assert world.look(3 * IDLE).stops is None and world.drain is None
+    # It has a lifetime all the same, and ends where nobody uses it.
+    assert Meter.load(world.folder / FILE).lived_s > 3 * IDLE
+    world.look(IDLE + 1)
+    assert world.drain is not None and world.drain.by == request.IDLE
+
+
 def test_an_apply_beside_it_is_a_use(world: World) -> None:
     world.used_once()
     world.look(IDLE + 10)

@@ -64,6 +64,10 @@ def where() -> tuple[str, int]:
     return sky.instance_info().node, os.getuid()
 
 
+def was_used() -> bool:
+    return bool(json.loads(Path(os.environ["SKYINFRA_NODE_DIR"], "idle.json").read_text())["begun"])
+
+
 def noise(size: int) -> bytes:
     return os.urandom(size)
 
@@ -157,6 +161,8 @@ def test_a_fleet_without_head_and_client_ends_and_comes_back(tmp_path: Path, cle
         manifest = Project.find(here).stack("here").fleet("cpu")
         with open_pool(manifest) as pool:
             assert pool.submit(sum, [3, 4], detach="over").result(timeout=60) == 7
+            # A node that knows of no use waits for minutes for its fleet.
+            until(lambda: all(sky.compute(was_used)() @ pool))
         clean.run("kill", next(node.id for node in manifest.nodes if node.head))
         # No engine starts one again that has ended by itself.
         until(lambda: not made(clean), seconds=180)
