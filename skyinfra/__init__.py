@@ -30,6 +30,7 @@ _NAMES = {
     "skyinfra.protocol.jobs": "JobInfo",
     "skyinfra.protocol.manifest": "Manifest",
     "skyinfra.protocol.secrets": "Secret",
+    "skyinfra.providers.base": "cheapest",
     "skyinfra.providers.volumes": "Volume",
     "skyinfra.recommendation": "recommend",
     "skyinfra.stack": "FleetStack",

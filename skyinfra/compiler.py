@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import get_args
 
 from skyinfra import mig
 from skyinfra.accelerators import Accelerator
 from skyinfra.declared import NEVER, seconds_of
-from skyinfra.errors import DuplicatePool, InvalidField, NotSupported, at
+from skyinfra.errors import DeclarationError, DuplicatePool, InvalidField, NotSupported, at
+from skyinfra.places.candidates import BETWEEN, alternatives, called, later_zones, preferring, refuse_twice, slug
+from skyinfra.places.choices import NAME, Choice
 from skyinfra.plugins import Environment
 from skyinfra.pool import ComputePool, check_concurrency, follow_on
 from skyinfra.protocol.manifest import OUTPUT_PREFIX, ManifestSlot, slot_kind
@@ -32,7 +35,11 @@ from skyinfra.providers.volumes import beside
 
 @dataclass(frozen=True)
 class Deployment:
-    """A compiled pool: the selection, the slots of each node, the node configurations with placeholders."""
+    """A compiled pool: the selection, the slots of each node, the node configurations with placeholders.
+
+    place: its name where the pool has several; module: of Terraform, which is named like the pool otherwise. places:
+    all of them, in order, this one too; empty where there is one.
+    """
 
     stack: str
     pool: ComputePool
@@ -40,6 +47,15 @@ class Deployment:
     slots: tuple[ManifestSlot, ...]
     head: NodeConfig
     worker: NodeConfig
+    module: str = ""
+    place: str = ""
+    places: tuple[Deployment, ...] = ()
+
+    @property
+    def usd_per_hour(self) -> float | None:
+        """The price of all nodes and a separate head; None where it is not known."""
+        each, head = self.selection.hourly_cost, self.selection.head_price
+        return None if each is None else self.pool.nodes * each + (head.usd_per_hour if head else 0.0)
 
     @property
     def fleet(self) -> str:
@@ -52,8 +68,13 @@ class Deployment:
         return f"{OUTPUT_PREFIX}{self.pool.name}"
 
 
-def compile_pools(pools: Sequence[ComputePool], stack: str) -> tuple[Deployment, ...]:
-    """The pools of one stack, compiled, in their order. Raises a `DeclarationError` with the path of the field."""
+def compile_pools(
+    pools: Sequence[ComputePool], stack: str, choices: Mapping[str, Choice] | None = None
+) -> tuple[Deployment, ...]:
+    """The pools of one stack, compiled, in their order. Raises a `DeclarationError` with the path of the field.
+
+    choices: for pools with several places, by ``STACK/POOL``; the first place counts where there is none.
+    """
     if not isinstance(pools, Sequence):
         raise InvalidField("expected a list of pools", field="pools", given=type(pools).__name__, hint="pools=[...]")
     seen: set[str] = set()
@@ -71,8 +92,64 @@ def compile_pools(pools: Sequence[ComputePool], stack: str) -> tuple[Deployment,
             )
         seen.add(pool.name)
         with at(where):
-            deployments.append(compile_pool(pool, stack))
+            deployments.append(_placed(pool, stack, (choices or {}).get(f"{stack}/{pool.name}", Choice())))
     return tuple(deployments)
+
+
+def _placed(pool: ComputePool, stack: str, choice: Choice) -> Deployment:
+    """Returns *pool* at the place of the *choice*, else at the first of its places, with the others."""
+    found = [each for _, each in sorted(_compiled(pool, stack), key=lambda found: found[0])]
+    if len(found) == 1 and choice.first is None:
+        return replace(found[0], place="")
+    refuse_twice([each.place for each in found])
+    if by_price := pool.places is not None and pool.places.by_price:
+        found.sort(key=lambda each: (each.usd_per_hour is None, each.usd_per_hour))
+    # Prices change; what is declared in order has its first place where the pool alone would be.
+    first = choice.first or ("" if by_price else found[0].place)
+    made = [
+        replace(each, module="" if each.place == first else f"{pool.name}{BETWEEN}{slug(each.place)}") for each in found
+    ]
+    chosen = next((each for each in made if each.place == choice.place), None if choice.place else made[0])
+    if chosen is None:
+        raise InvalidField(
+            f"{NAME} names a place that the pool has not",
+            field="provider",
+            given=choice.place,
+            hint=f"Its places: {', '.join(each.place for each in made)}. Name one of them there, or take the line out.",
+        )
+    return replace(chosen, places=tuple(made))
+
+
+def _compiled(pool: ComputePool, stack: str) -> Iterator[tuple[int, Deployment]]:
+    """Yields the *pool* at each of its places, and which accelerator of its list has been taken there."""
+    for field, each in alternatives(pool):
+        with at(field) if field != "provider" else nullcontext():
+            yield from _by_accelerator(each, stack)
+
+
+def _by_accelerator(pool: ComputePool, stack: str) -> Iterator[tuple[int, Deployment]]:
+    several, found = len(pool.accelerators) > 1, 0
+    for position in range(len(pool.accelerators)) if several else ():
+        try:
+            every = list(_by_zone(preferring(pool, position), stack, pool.accelerators[position]))
+        except DeclarationError:
+            continue  # not offered there
+        found += 1
+        yield from ((position, replace(each, pool=_as_declared(each.pool, pool))) for each in every)
+    if not found:
+        yield from ((0, each) for each in _by_zone(pool, stack, None))
+
+
+def _as_declared(pool: ComputePool, declared: ComputePool) -> ComputePool:
+    return pool.model_copy(update={"accelerator": declared.accelerator, "accelerators": declared.accelerators})
+
+
+def _by_zone(pool: ComputePool, stack: str, accelerator: Accelerator | None) -> Iterator[Deployment]:
+    made = compile_pool(pool, stack)
+    grouped = made.selection.separate_head
+    yield replace(made, place=called(pool, accelerator, grouped=grouped))
+    for each in () if grouped else later_zones(pool):
+        yield replace(compile_pool(each, stack), place=called(each, accelerator, grouped=False))
 
 
 def compile_pool(pool: ComputePool, stack: str) -> Deployment:

@@ -7,7 +7,7 @@ import ssl
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, cast
 
 from pydantic import BeforeValidator, Field, InstanceOf, PlainSerializer, PlainValidator, model_validator
 
@@ -19,7 +19,7 @@ from skyinfra.errors import ConcurrencyMismatch, InvalidField, SkyinfraError, at
 from skyinfra.mig import Follow, parts
 from skyinfra.plugins import Environment, Mig
 from skyinfra.protocol.secrets import Secret
-from skyinfra.providers import Provider, kinds, strings
+from skyinfra.providers import Places, Provider, kinds, strings
 from skyinfra.providers.volumes import Volumes
 
 if TYPE_CHECKING:
@@ -203,6 +203,15 @@ def _provider(given: object) -> object:
     return given
 
 
+def _each(pool: type[Declaration], position: int, given: object) -> Provider:
+    try:
+        return cast(Provider, _provider(given))
+    except ValueError as error:
+        why, _, hint = str(error).partition("\n")
+        field = f"{pool.__name__}.provider[{position}]"
+        raise InvalidField(why, field=field, given=str(given), hint=hint or None) from None
+
+
 def _classes(found: Iterable[type[Provider]]) -> Iterator[type[Provider]]:
     """Yields the classes *found* and all below them."""
     for each in found:
@@ -213,10 +222,11 @@ def _classes(found: Iterable[type[Provider]]) -> Iterator[type[Provider]]:
 class ComputePool(Declaration):
     """N nodes of one accelerator at one provider.
 
-    provider: where the nodes come from, such as ``sky.Local(simulate=True)``. accelerator: a string such as
-    ``"H100:8/3g.40gb"``, an `Accelerator`, a list of them in order of preference, or None for CPU nodes; of a list the
-    first that the shipped offers have is taken, and a deploy that is refused tries no other. name: of the pool, unique
-    in its stack. nodes: how many. spot: interruptible capacity. vcpus, memory_gb, disk_gb: minima of one
+    provider: where the nodes come from, such as ``sky.Local(simulate=True)``; a list of clouds in order, or
+    ``sky.cheapest([...])``: `skyinfra deploy` goes on with the next one where it is refused for want of capacity.
+    accelerator: a string such as ``"H100:8/3g.40gb"``, an `Accelerator`, a list of them in order of preference, or None
+    for CPU nodes; of a list the first that the shipped offers have is taken, and the others are tried as further places
+    are. places: the list that is given as provider. name: of the pool, unique in its stack. nodes: how many. spot: interruptible capacity. vcpus, memory_gb, disk_gb: minima of one
     node. max_hourly_cost: USD per hour and node. rdma: nodes reach each other's memory (InfiniBand, RoCE, EFA), on
     machines that the provider connects so. labels: put on everything that is created. stack: the stack of a pool that
     is used as ``with sky.ComputePool(...) as pool:``. layout: ``sky.mig.Follow(among=[...])``: the GPUs change between
@@ -250,6 +260,20 @@ class ComputePool(Declaration):
     stop_after_idle: DurationOrNever | None = None
     max_lifetime: DurationOrNever | None = None
     budget: Budget | None = None
+    places: InstanceOf[Places] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _split_places(cls, values: Any) -> Any:
+        given = values.get("provider") if isinstance(values, dict) else None
+        if isinstance(given, list | tuple):
+            given = Places(each=tuple(_each(cls, position, each) for position, each in enumerate(given)))
+        if not isinstance(given, Places):
+            return values
+        if not given.each:
+            hint = "Such as provider=[sky.AWS(), sky.GCP()]."
+            raise InvalidField("expected at least one provider", field=f"{cls.__name__}.provider", given="[]", hint=hint)
+        return {**values, "provider": given.each[0], "places": given if len(given.each) > 1 else None}
 
     @classmethod
     def also_wrong(cls, values: Mapping[str, Any]) -> Sequence[SkyinfraError]:

@@ -14,7 +14,7 @@ import shutil
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Sequence, Set
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -24,6 +24,8 @@ from skyinfra.bootstrap import bundled, carries_runner, runner_wheel, user_data
 from skyinfra.compiler import Deployment, compile_pool, compile_pools
 from skyinfra.declared import is_output
 from skyinfra.errors import InvalidField, MissingDependency
+from skyinfra.places.candidates import account
+from skyinfra.places.choices import Choices
 from skyinfra.pool import STACK_NAME, ComputePool
 from skyinfra.providers import Provider, TerraformProvider
 from skyinfra.providers.volumes import Volume
@@ -112,12 +114,13 @@ class FleetStack(metaclass=_BindingMeta):
     ) -> None:
         check_name(id, field="FleetStack.id")
         _check_volumes(volumes, pools)
-        compiled = () if callable(pools) else compile_pools(pools, id)
+        choices = Choices.read(Path.cwd()).fleets
+        compiled = () if callable(pools) else compile_pools(pools, id, choices)
         _providers(_using(compiled))
         library = library_of(scope)
         compiled = _with_ids(scope, compiled)
         super().__init__(scope, id)  # type: ignore[call-arg]
-        self.deployments = _with_ids(scope, compile_pools(pools(self), id)) if callable(pools) else compiled
+        self.deployments = _with_ids(scope, compile_pools(pools(self), id, choices)) if callable(pools) else compiled
         self.volumes = {each: _volume_id(library, self, each, id) for each in volumes}
         project = _path_to_project(scope, id)
         _add_backend(library, self, id, backend or LocalState(), project)
@@ -291,9 +294,9 @@ def _sections(
     """
     modules, outputs = {}, {}
     for deployment in deployments:
-        name = deployment.pool.name
+        pool, name = deployment.pool.name, deployment.module or deployment.pool.name
         source = sources[deployment.pool.provider.kind]
-        modules[name] = {"source": source, **inputs[name]}
+        modules[name] = {"source": source, **inputs[pool]}
         if carries_runner(deployment):
             modules[name]["runner_file"] = runners[_packs_runner(deployment)]
         if providers := deployment.pool.provider.terraform():
@@ -318,8 +321,8 @@ def _sections(
 
 
 def _using(deployments: Sequence[Deployment]) -> list[tuple[str, Provider]]:
-    """Returns the providers of the pools, with the names of these."""
-    return [(each.pool.name, each.pool.provider) for each in deployments]
+    """Returns the providers of the pools, with the names of these; of every place, for what was made there before."""
+    return [(each.pool.name, each.pool.provider) for pool in deployments for each in pool.places or (pool,)]
 
 
 def _providers(using: Sequence[tuple[str, Provider]]) -> dict[str, dict[str, Any]]:
@@ -399,7 +402,8 @@ def _with_ids(scope: Any, compiled: tuple[Deployment, ...]) -> tuple[Deployment,
 def _compiled_with_ids(scope: Any, deployment: Deployment) -> Deployment:
     pool = deployment.pool
     volumes = {path: _with_id(scope, pool, path) for path in pool.volumes}
-    return compile_pool(pool.model_copy(update={"volumes": volumes}), deployment.stack)
+    made = compile_pool(pool.model_copy(update={"volumes": volumes}), deployment.stack)
+    return replace(made, module=deployment.module, place=deployment.place, places=deployment.places)
 
 
 def _with_id(scope: Any, pool: ComputePool, path: str) -> Volume:
@@ -477,8 +481,30 @@ def describe(deployment: Deployment) -> dict[str, Any]:
         "drain_seconds": pool.worker.drain_seconds,
         **({"layouts_follow": True} if pool.layout is not None else {}),
         **({"budget": pool.budget.model_dump()} if pool.budget is not None else {}),
+        **({"module": deployment.module} if deployment.module else {}),
+        **({"place": deployment.place, "places": _places(deployment)} if deployment.places else {}),
         **({"volumes": [{**v.describe(), "path": path} for path, v in pool.volumes.items()]} if pool.volumes else {}),
     }
+
+
+def _places(deployment: Deployment) -> list[dict[str, Any]]:
+    """Returns the places of a pool in order, for programs that choose one of them."""
+    return [
+        {
+            "place": each.place,
+            "module": each.module or each.pool.name,
+            "provider": each.pool.provider.kind,
+            "region": getattr(each.pool.provider, "region", None),
+            "zones": list(getattr(each.pool.provider, "zones", ())),
+            "account": account(each.pool.provider),
+            "own": getattr(each.pool.provider, "provider", None),
+            "machine_types": list(each.selection.machine_types),
+            "accelerator": str(each.selection.accelerator) if each.selection.accelerator else None,
+            "usd_per_hour": each.usd_per_hour,
+            "price_note": each.selection.price_note,
+        }
+        for each in deployment.places
+    ]
 
 
 def _add_backend(library: ModuleType, stack: Any, id: str, backend: Backend, project: str) -> None:

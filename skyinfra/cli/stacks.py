@@ -27,6 +27,8 @@ from skyinfra.deploy.orphans import Orphan, find_orphans, forget, stack_to_destr
 from skyinfra.deploy.spending import holdings, program_of
 from skyinfra.deploy.transitions import transitions
 from skyinfra.errors import NotSupported, SkyinfraError, counted
+from skyinfra.failover.deploying import Failover
+from skyinfra.places.choices import Choices
 from skyinfra.protocol.manifest import Manifest
 from skyinfra.ssh import hosts
 from skyinfra.terminal import tables
@@ -181,16 +183,29 @@ def deploy(
     try:
         project = Project.find()
         selected = synthesize(stack, project)
-        approve = Approval(selected, "deploy", auto_approve, cost_of(selected.pools, selected.volumes), say)
-        done = carry_out(
+
+        def attempt(selected: SynthesizedStack, again: bool = False) -> Plan | None:
+            cost = cost_of(selected.pools, selected.volumes)
+            return carry_out(
+                selected,
+                approve=Approval(selected, "deploy", auto_approve or again, cost, say),
+                replace=replace or (),
+                gone=gone,
+                planning=working(f"plan {selected.name}: terraform"),
+                before=partial(keep_jobs, selected, project.folder),
+                on_event=print_step if as_json else None,
+            )
+
+        failover = Failover(
             selected,
-            approve=approve,
-            replace=replace or (),
-            gone=gone,
-            planning=working(f"plan {selected.name}: terraform"),
-            before=partial(keep_jobs, selected, project.folder),
-            on_event=print_step if as_json else None,
+            Choices.read(project.folder),
+            synthesize=partial(synthesize, selected.name, project),
+            attempt=attempt,
+            ask=partial(ask_to, "deploy", auto_approve),
+            say=partial(typer.echo, err=True),
         )
+        done = failover.deploy()
+        selected = failover.stack
         if done is None:
             raise typer.Exit(1)
         if done.empty and not as_json:
@@ -231,6 +246,8 @@ def destroy(stack: StackName = None, auto_approve: Yes = False, gone: Gone = Fal
         if forget_block is not None:
             forget_block()
     forget(project, selected)
+    if project.app:
+        Choices.read(project.folder).without(selected.name)
     try:
         hosts.forget_hosts(project.folder, selected.name)
     except NotSupported as error:
@@ -254,6 +271,15 @@ def keep_jobs(stack: SynthesizedStack, project: Path, plan: Plan, *, destroy: bo
         found = list(keep_before(stack, plan, project, destroy=destroy))
     for done in found:
         typer.echo(str(done), err=True)
+
+
+def ask_to(verb: str, auto_approve: bool, question: str) -> bool:
+    """Asks a *question* on the terminal; with *auto_approve* it is said alone. Ends where nobody can be asked."""
+    if auto_approve:
+        typer.echo(question.rstrip("?"), err=True)
+        return True
+    can_be_asked(verb)
+    return typer.confirm(question, err=True)
 
 
 def print_event(kind: str, **fields: object) -> None:

@@ -12,7 +12,7 @@ from skyinfra.terraform.program import Plan
 from skyinfra.terraform.synthesized import SynthesizedStack
 
 _ADDRESS = re.compile(
-    r"module\.(?P<pool>[^.\[]+)\.(?:module\.\w+\.)?(?P<type>\w+)\.(?P<name>\w+)"
+    r"module\.(?P<module>(?P<pool>[^.\[]+?)(?:__[^.\[]+)?)\.(?:module\.\w+\.)?(?P<type>\w+)\.(?P<name>\w+)"
     r'(?:\["(?P<key>[^"]+)"\]|\[\d+\])?'
 )
 # Instances that get another machine type in place: their provider stops and starts them for it.
@@ -87,7 +87,7 @@ def endings(stack: SynthesizedStack, plan: Plan) -> tuple[Ending, ...]:
             action,
             restarted.get(address) or _REASONS.get(plan.reasons.get(address, ""), ""),
             asked[match["pool"]],
-            loses_jobs=any(f"module.{match['pool']}.{state}" in changed for state in _STATES),
+            loses_jobs=any(f"module.{match['module']}.{state}" in changed for state in _STATES),
         )
         for match, address, action in found
         if match["pool"] in fleets

@@ -67,7 +67,8 @@ def planned(
             raise
         _check_place(stack, plan)
         if not gone:
-            refuse_gone(stack, resources, plan, destroy=destroy)
+            judged = [each for each in resources if not target or each.address.startswith(tuple(target))]
+            refuse_gone(stack, judged, plan, destroy=destroy)
         refuse_smaller(stack, plan)
         if not destroy:
             refuse_removed(stack, resources, plan)

@@ -16,7 +16,7 @@ from skyinfra.terraform.program import Plan
 from skyinfra.terraform.state import Resource
 from skyinfra.terraform.synthesized import SynthesizedStack
 
-_INSTANCE = re.compile(r"module\.(?P<pool>[^.\[]+)\.aws_instance\.(?:head|worker\[.+\])")
+_INSTANCE = re.compile(r"module\.(?P<pool>[^.\[]+?)(?:__[^.\[]+)?\.aws_instance\.(?:head|worker\[.+\])")
 _JOBS = re.compile(r"module\.[^.\[]+\.aws_ebs_volume\.head")
 # The default of modules/aws.
 _JOBS_GB = 20
@@ -44,7 +44,7 @@ def refuse_smaller(stack: SynthesizedStack, plan: Plan) -> None:
                 field=f"{pool}.disk_gb",
                 given=disk_gb,
                 hint=f"Nothing was changed. Declare at least {existing}; a smaller disk comes with new nodes: "
-                f"`skyinfra deploy {stack.name} --replace 'module.{pool}.terraform_data.declared[\"head\"]'`, "
+                f"`skyinfra deploy {stack.name} --replace 'module.{stack.module_of(pool)}.terraform_data.declared[\"head\"]'`, "
                 'and in the same way for `["worker"]` where the pool has more than one node.',
             )
 

@@ -44,7 +44,7 @@ def ended_nodes(stack: SynthesizedStack, plan: Plan) -> list[str]:
     sentences = []
     for pool in stack.pools if not plan.empty else ():
         declared = ", ".join(f"{name}={pool[name]}" for name in limits if pool.get(name))
-        gone = _gone(pool["name"], plan) if declared else 0
+        gone = _gone(stack.module_of(pool["name"]), plan) if declared else 0
         if gone and pool.get("head"):
             gone = int(pool["nodes"]) + 1  # those of a group are not in the state
         if gone:
@@ -54,16 +54,16 @@ def ended_nodes(stack: SynthesizedStack, plan: Plan) -> list[str]:
     return sentences
 
 
-def _gone(pool: str, plan: Plan) -> int:
-    """Returns how many nodes of *pool* a refresh has not found, or a deploy starts again."""
-    machines = [each for each in plan.gone if _is_machine(pool, each)]
-    again = [each for each, why in plan.reasons.items() if why == "requested" and each.startswith(f"module.{pool}.")]
+def _gone(module: str, plan: Plan) -> int:
+    """Returns how many nodes of the pool of *module* a refresh has not found, or a deploy starts again."""
+    machines = [each for each in plan.gone if _is_machine(module, each)]
+    again = [each for each, why in plan.reasons.items() if why == "requested" and each.startswith(f"module.{module}.")]
     return len(machines) or len([each for each in again if re.search(r"terraform_data\.(head|worker\[)", each)])
 
 
-def _is_machine(pool: str, address: str) -> bool:
-    type = address.removeprefix(f"module.{pool}.").partition(".")[0]
-    return address.startswith(f"module.{pool}.") and machines_of(type, {}) is not None
+def _is_machine(module: str, address: str) -> bool:
+    type = address.removeprefix(f"module.{module}.").partition(".")[0]
+    return address.startswith(f"module.{module}.") and machines_of(type, {}) is not None
 
 
 def _said(stack: SynthesizedStack, pool: dict[str, Any]) -> str | None:

@@ -22,6 +22,11 @@ def move(source: SynthesizedStack, target: SynthesizedStack, pool: str | None = 
     pools = _pools(source, target, [pool] if pool else sorted({each.module for each in resources} - {""}))
     # As they are, against what the target declares of them.
     refuse_moved(target, [each for each in resources if each.module in pools])
+    for each in resources:
+        if each.module in pools and each.call != target.module_of(each.module):
+            hint = "Give both stacks the same line of the pool in skyinfra.places.json."
+            why = f"stands as {each.call}, and {target.name} declares it as {target.module_of(each.module)}"
+            raise NotSupported(why, field="pool", given=each.module, hint=hint)
     with tempfile.TemporaryDirectory(prefix="skyinfra-") as name:
         folder = Path(name)
         here, there = folder / "source.tfstate", folder / "target.tfstate"
@@ -30,7 +35,7 @@ def move(source: SynthesizedStack, target: SynthesizedStack, pool: str | None = 
             if text := terraform.pull_state().strip():
                 file.write_text(text, encoding="utf-8")
         mover = Terraform(folder)
-        for each in pools:
+        for each in sorted({each.call for each in resources if each.module in pools}):
             mover.move_state(f"module.{each}", here, there)
         terraforms[1].push_state(there)
         terraforms[0].push_state(here)

@@ -51,7 +51,7 @@ def _other_capacity(stack: SynthesizedStack, refusal: Refusal, pool: dict[str, A
     zones = re.search(r"choosing ((?:[a-z]{2}(?:-[a-z]+)+-\d[a-z](?:, | and )?)+)", refusal.words)
     if zones:
         named = ", ".join(re.findall(r"[a-z]{2}(?:-[a-z]+)+-\d[a-z]", zones[1]))
-        zone = shlex.quote(f'module.{pool["name"]}.terraform_data.zone["head"]')
+        zone = shlex.quote(f'module.{stack.module_of(pool["name"])}.terraform_data.zone["head"]')
         lines.append(
             f"AWS names zones that have it now: {named}. Declare one: sky.AWS(zones=[...]), and move the pool there, "
             f"with the nodes that it has: skyinfra deploy {stack.name} --replace {zone}"

@@ -91,7 +91,7 @@ def refuse_moved(stack: SynthesizedStack, resources: Sequence[Resource]) -> None
     made = _made(resources)
     for pool in (each["name"] for each in stack.pools):
         for each in made:
-            if each.resource.module != pool:
+            if each.resource.call != stack.module_of(pool):
                 continue
             reference = stack.modules.get(pool, {}).get("providers", {}).get(each.name, "")
             there = each.place(alias=reference.partition(".")[2])
@@ -104,7 +104,7 @@ def refuse_moved(stack: SynthesizedStack, resources: Sequence[Resource]) -> None
 def _moved(
     stack: SynthesizedStack, pool: str, field: str, there: str, here: str, made: Sequence[_Made]
 ) -> PlaceChanged | WrongAccount:
-    mine = [each.resource for each in made if each.resource.module == pool]
+    mine = [each.resource for each in made if each.resource.call == stack.module_of(pool)]
     machines = [each for each in mine if machines_of(each.type, each.attributes) is not None]
     what = counted(len(machines), "machine") if machines else counted(len(mine), "resource")
     cls = WrongAccount if field == "account_id" else PlaceChanged
@@ -166,7 +166,7 @@ def kept_in_place(
 def _use_former(document: dict[str, Any], made: Sequence[_Made]) -> None:
     """Gives the modules of pools the providers that have made their resources."""
     for each in made:
-        given = document.get("module", {}).get(each.resource.module, {}).get("providers", {})
+        given = document.get("module", {}).get(each.resource.call, {}).get("providers", {})
         if each.alias and each.name in given:
             given[each.name] = f"{each.name}.{each.alias}"
 
@@ -206,7 +206,7 @@ def _add_accounts(document: dict[str, Any], made: Sequence[_Made]) -> None:
     """Gives each provider block the account that its resources are in, where it names none itself."""
     accounts: dict[tuple[str, str, str], set[tuple[str, bool]]] = defaultdict(set)
     for each in made:
-        given = document.get("module", {}).get(each.resource.module, {}).get("providers", {})
+        given = document.get("module", {}).get(each.resource.call, {}).get("providers", {})
         alias = str(given.get(each.name, f"{each.name}.{each.alias}")).partition(".")[2]
         for row in each.data.terraform.get("place", ()):
             if "argument" in row and (value := _value(row, each.resource.attributes)):
@@ -243,15 +243,15 @@ def refuse_gone(stack: SynthesizedStack, resources: Sequence[Resource], plan: Pl
     if destroy and plan.run is None:
         # Of a destroy Terraform says nothing about what it has not found; it does not destroy that.
         gone = {each.address for each in made} - {address for _, address in plan.changes}
-    for pool in dict.fromkeys(each.module for each in made if each.module):
-        mine = [each for each in made if each.module == pool]
+    for module in dict.fromkeys(each.call for each in made if each.module):
+        mine = [each for each in made if each.call == module]
         machines = [each for each in mine if machines_of(each.type, each.attributes) is not None]
         others = [each for each in mine if each not in machines]
         lost = [each for each in mine if each.address in gone]
         if machines and all(each in lost for each in machines) and any(each in lost for each in others):
             verb = "destroy" if destroy else "deploy"
             raise WrongAccount(
-                f"of the pool {pool} the cloud finds none of {counted(len(machines), 'machine')}, and {len(lost)} of "
+                f"of the pool {mine[0].module} the cloud finds none of {counted(len(machines), 'machine')}, and {len(lost)} of "
                 f"its {counted(len(mine), 'resource')} not at all: these credentials are probably of another account",
                 hint="Nothing was changed. Use the credentials that made them. Where they were removed by other means, "
                 f"say so: skyinfra {verb} {stack.name} --gone",

@@ -166,4 +166,4 @@ def short(address: str) -> str:
     Which module of its pool a resource stands in is left out.
     """
     parts = re.sub(r"\.module\.\w+", "", address.removeprefix("module.")).replace("terraform_data.", "")
-    return parts.replace('["', " ").replace('"]', "").replace(".", " ")
+    return parts.replace("__", " ").replace('["', " ").replace('"]', "").replace(".", " ")

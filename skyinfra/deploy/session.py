@@ -69,6 +69,12 @@ class Session:
     def __init__(self, pool: ComputePool) -> None:
         # The sessions are found by its identity.
         self._given = pool
+        if pool.places is not None or getattr(pool.provider, "regions", ()):
+            raise NotSupported(
+                "a `with` block is deployed at one place",
+                field=f"ComputePool({pool.name!r}).provider",
+                hint="Name one, or declare the pool in a project: `skyinfra deploy` tries them one after the other.",
+            )
         self.pool, self._ends = with_end(pool)
         self.stack = pool.stack or "session"
         self.base = Path.cwd()

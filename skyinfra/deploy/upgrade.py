@@ -126,7 +126,8 @@ class Upgrade:
     def _publish(self) -> None:
         """Puts the runner and its versions where nodes take them from, those too that come later."""
         name = self.manifest.pool
-        runner, versions, *named = (f"module.{name}.{part}" for part in _carrying(self.manifest.provider))
+        module = self.stack.module_of(name)
+        runner, versions, *named = (f"module.{module}.{part}" for part in _carrying(self.manifest.provider))
         carried = PurePosixPath(str(self.stack.modules[name].get("runner_file", ""))).name
         self._name(versions)
         there = {r.attributes.get("key") for r in self.stack.resources() if (r.module, r.name) == (name, "runner")}

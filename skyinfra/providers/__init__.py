@@ -10,7 +10,7 @@ from typing import Any
 
 import skyinfra
 from skyinfra.offers import Offer
-from skyinfra.providers.base import Provider, Request, Selection
+from skyinfra.providers.base import Places, Provider, Request, Selection
 from skyinfra.providers.cloud import CloudProvider
 from skyinfra.providers.data import Boot, Data, TerraformProvider, Traits, kinds, read, strings
 from skyinfra.providers.from_state import Machines, machines_of, provider_of
@@ -20,6 +20,7 @@ __all__ = [
     "CloudProvider",
     "Data",
     "Machines",
+    "Places",
     "Provider",
     "Request",
     "Selection",

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from pydantic import InstanceOf
+
 from skyinfra.accelerators import Accelerator
 from skyinfra.declared import Declaration
-from skyinfra.errors import NotSupported
+from skyinfra.errors import InvalidField, NotSupported
 from skyinfra.offers import Price
 from skyinfra.providers.data import Data, TerraformProvider, kinds, read
 
@@ -137,3 +139,24 @@ class Provider(Declaration):
 
         Raises `NotOffered` or `NotSupported`.
         """
+
+
+class Places(Declaration):
+    """Several providers for the nodes of a pool, of which one has them.
+
+    each: in order. by_price: the one that costs least, by the shipped offers, comes first.
+    """
+
+    each: tuple[InstanceOf[Provider], ...]
+    by_price: bool = False
+
+
+def cheapest(places: Sequence[Provider]) -> Places:
+    """Returns *places* for ``ComputePool(provider=...)``: the one that costs least, by the shipped offers, comes first.
+
+    Raises `InvalidField`.
+    """
+    if not isinstance(places, Sequence) or isinstance(places, str):
+        given = type(places).__name__
+        raise InvalidField("expected a list of providers", field="cheapest", given=given, hint="[sky.AWS(), sky.GCP()]")
+    return Places(each=tuple(places), by_price=True)

@@ -60,7 +60,8 @@ def _reference(given: object) -> object:
 class CloudProvider(Provider):
     """A cloud. A subclass has its data in ``KIND.toml``, adds its fields, and says what its module takes (`inputs`).
 
-    region: where the nodes stand. instance_types: to take, in order of preference; empty takes the cheapest that
+    region: where the nodes stand; of a list one after the other, where a deploy is refused. regions: that list.
+    instance_types: to take, in order of preference; empty takes the cheapest that
     carries the accelerator. head_instance_type: of the head of a pool that is a machine group, which carries no slots.
     allow_cidrs: networks that may reach the head; with none, nothing comes in. ssh_public_key: to log in with.
     provider: a provider block of the stack's own, as a construct of cdktf or cdktn or by its name such as ``aws.east``;
@@ -73,11 +74,24 @@ class CloudProvider(Provider):
     offered_by: ClassVar[str] = ""
 
     region: str
+    regions: Strings = ()
     instance_types: Strings = ()
     head_instance_type: str | None = None
     allow_cidrs: OutputStrings = ()
     ssh_public_key: Output = None
     provider: Annotated[str | None, BeforeValidator(_reference)] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _split_regions(cls, values: Any) -> Any:
+        given = values.get("region") if isinstance(values, dict) else None
+        given = given if isinstance(given, list | tuple) else (values or {}).get("regions")
+        if not isinstance(given, list | tuple):
+            return values
+        if not given or len(set(map(str, given))) < len(given):
+            why = "expected at least one region" if not given else "names a region twice"
+            raise InvalidField(why, field=f"{cls.__name__}.region", given=", ".join(map(str, given)) or "[]")
+        return {**values, "region": given[0], "regions": tuple(given) if len(given) > 1 else ()}
 
     @model_validator(mode="after")
     def _check_common(self) -> CloudProvider:

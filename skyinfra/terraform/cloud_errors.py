@@ -34,7 +34,7 @@ class Refusal:
     @property
     def pool(self) -> str | None:
         """The pool that the resource belongs to."""
-        found = re.match(r"module\.([a-z][a-z0-9-]*)[.\[]", self.address)
+        found = re.match(r"module\.([a-z][a-z0-9-]*)(?:__[a-z0-9-]+)?[.\[]", self.address)
         return found[1] if found else None
 
     @property

@@ -21,11 +21,16 @@ from skyinfra.errors import ProjectError, StateNotSaved
 _FORMAT = 4
 
 
+# Between the name of a pool, which has no underscore, and that of one of its places, in the name of a module.
+BETWEEN = "__"
+
+
 @dataclass(frozen=True)
 class Resource:
     """A resource that exists.
 
-    module: the module of its pool, which is named like the pool; "" for one of the stack itself. provider: the
+    module: the module of its pool, which is named like the pool; "" for one of the stack itself. place: that the module
+    is of, where its name has one behind that of the pool, as for one of several places. provider: the
     configuration of its Terraform provider, as the state names it. attributes: may hold secrets. tainted: whether its
     creation has failed. key: of `for_each` or `count`. inside: the module that the pool's calls for it, such as
     ``module.hosts``; "" for one of its own.
@@ -39,11 +44,17 @@ class Resource:
     tainted: bool = False
     key: str | int | None = None
     inside: str = ""
+    place: str = ""
+
+    @property
+    def call(self) -> str:
+        """The name of the module, with that of the place."""
+        return f"{self.module}{BETWEEN}{self.place}" if self.place else self.module
 
     @property
     def address(self) -> str:
         """The name of the resource in a plan."""
-        module = f"module.{self.module}." if self.module else ""
+        module = f"module.{self.call}." if self.module else ""
         inside = f"{self.inside}." if self.inside else ""
         return f"{module}{inside}{self.type}.{self.name}{'' if self.key is None else f'[{json.dumps(self.key)}]'}"
 
@@ -69,10 +80,12 @@ def _resources(entries: Iterable[Mapping[str, Any]]) -> Iterable[Resource]:
         if entry.get("mode") != "managed":
             continue
         module, _, inside = entry.get("module", "").removeprefix("module.").partition(".module.")
+        module, _, place = module.partition(BETWEEN)
         for instance in entry.get("instances", ()):
             yield Resource(
                 module=module,
                 inside=inside and f"module.{inside}",
+                place=place,
                 type=entry["type"],
                 name=entry["name"],
                 provider=entry.get("provider", ""),

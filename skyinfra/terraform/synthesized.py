@@ -35,8 +35,8 @@ from skyinfra.terraform.state import (
 class SynthesizedStack:
     """A synthesized stack.
 
-    folder: where Terraform runs. pools: what was chosen for each pool. modules: the inputs of every module by its name.
-    providers: the configurations of every Terraform provider by its name. backend: where the state is kept, by the name
+    folder: where Terraform runs. pools: what was chosen for each pool. modules: the inputs of every module by its name, of
+    a pool by that of the pool. providers: the configurations of every Terraform provider by its name. backend: where the state is kept, by the name
     of Terraform's backend. volumes: those that the stack declares.
     """
 
@@ -56,6 +56,10 @@ class SynthesizedStack:
                 if reference == (f"{name}.{alias}" if alias else name):
                     return configuration
         return {}
+
+    def module_of(self, pool: str) -> str:
+        """Returns the name of the module of a *pool*, which has that of a place in it where the pool has several."""
+        return next((each.get("module", pool) for each in self.pools if each["name"] == pool), pool)
 
     def terraform(self) -> Terraform:
         """Terraform in the stack's folder. Raises `TerraformNotFound`."""
@@ -181,12 +185,13 @@ def read_document(file: Path) -> dict[str, Any]:
 def read_stack(name: str, folder: Path, file: Path) -> SynthesizedStack:
     document = read_document(file)
     choices = document.get("//", {}).get("skyinfra", {})
+    pools = {each.get("module", each["name"]): each["name"] for each in choices.get("pools", ())}
     return SynthesizedStack(
         name=name,
         folder=folder,
         pools=tuple(choices.get("pools", ())),
         volumes=tuple(choices.get("volumes", ())),
-        modules={pool: unfolded(inputs) for pool, inputs in document.get("module", {}).items()},
+        modules={pools.get(name, name): unfolded(inputs) for name, inputs in document.get("module", {}).items()},
         providers=document.get("provider", {}),
         backend=document.get("terraform", {}).get("backend", {}),
     )

@@ -7,21 +7,24 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import skyinfra as sky
 from skyinfra.compiler import compile_pools
+from skyinfra.places.choices import Choice
 from skyinfra.stack import _sections, module_inputs
 from skyinfra.terraform.expressions import folded, literal
 from skyinfra.terraform.project import Project
 from skyinfra.terraform.synthesized import SynthesizedStack
 
 
-def document_of(name: str, pools: Sequence[sky.ComputePool]) -> dict[str, Any]:
-    """The stack's JSON, as `app.synth()` writes it, but for what cdktf adds of its own."""
-    deployments = compile_pools(pools, name)
+def document_of(
+    name: str, pools: Sequence[sky.ComputePool], choices: Mapping[str, Choice] | None = None
+) -> dict[str, Any]:
+    """The stack's JSON, as `app.synth()` writes it, but for what cdktf adds of its own. choices: as `compile_pools`."""
+    deployments = compile_pools(pools, name, choices)
     kinds = {deployment.pool.provider.kind for deployment in deployments}
     inputs = {each.pool.name: folded(literal(module_inputs(each, "../../.."))) for each in deployments}
     sources = {kind: f"./{kind}" for kind in kinds}

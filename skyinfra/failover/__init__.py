@@ -1,0 +1,1 @@
+"""Failover: a deploy that a cloud refuses for want of capacity or quota goes on with the next place of its pool."""

@@ -1,0 +1,134 @@
+"""What a refusal is about, which places it blocks and for how long, and which place comes next."""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from skyinfra.declared import seconds_of
+from skyinfra.places.choices import Choice, Refused
+from skyinfra.providers import read
+from skyinfra.terraform.cloud_errors import Refusal
+from skyinfra.terraform.synthesized import SynthesizedStack
+
+# A place as the synthesized stack describes it; see `skyinfra.stack.describe`.
+Place = Mapping[str, Any]
+_WORDS = 300
+
+
+@cache
+def _table() -> dict[str, Any]:
+    return tomllib.loads(Path(__file__).with_name("answers.toml").read_text(encoding="utf-8"))
+
+
+def moves(cause: str) -> bool:
+    """Returns whether a refusal for that cause is a reason to try another place. Credentials, say, are none."""
+    return cause in _table()["keeps"]
+
+
+def refused(refusal: Refusal, place: Place, text: str, now: datetime) -> Refused:
+    """Returns the record of a *refusal* by a *place*. text: all that the cloud said."""
+    words = refusal.words[:_WORDS] or refusal.says
+    where = _where(refusal.cause, place, text)
+    return Refused(place["place"], now.isoformat(timespec="seconds"), refusal.cause, where, refusal.code, words)
+
+
+def _where(cause: str, place: Place, text: str) -> dict[str, str]:
+    """Returns the finest part of the cloud that the answer names; empty where it names none."""
+    for row in _table()["answers"]:
+        match = re.search(row["pattern"], text) if row["provider"] == place["provider"] else None
+        if match is None:
+            continue
+        named = next(((name, value) for name, value in match.groupdict().items() if value), None)
+        found = {"provider": str(place["provider"])}
+        if named is not None:
+            found["region" if named[0] == "region" else "zone"] = named[1]
+        elif row["level"] == "region" and place.get("region"):
+            found["region"] = place["region"]
+        if row.get("level") != "cloud":
+            found["machine"] = place["machine_types"][0]
+        # What one account may not have, another may; what a cloud has not, none gets.
+        if cause == "QuotaExceeded" and place.get("account"):
+            found["account"] = place["account"]
+        return found
+    return {}
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How a place of a pool stands. until: to when it is blocked, by *why*; None where it is not blocked."""
+
+    place: Place
+    chosen: bool
+    until: datetime | None = None
+    why: Refused | None = None
+    missing: str = ""
+
+    @property
+    def free(self) -> bool:
+        """Whether it may be tried."""
+        return self.until is None and not self.missing
+
+
+def standings(
+    pool: Mapping[str, Any], choice: Choice, now: datetime, *, environment: Mapping[str, str] | None = None
+) -> list[Standing]:
+    """Returns how the places of *pool* stand, in the order in which they are tried.
+
+    environment: in which credentials are looked for; None where they are elsewhere, as in HCP Terraform.
+    """
+    return [_standing(place, pool["place"], choice, now, environment) for place in pool["places"]]
+
+
+def _standing(
+    place: Place, chosen: str, choice: Choice, now: datetime, environment: Mapping[str, str] | None
+) -> Standing:
+    ends = [(_until(each), each) for each in choice.refused if _is_about(each, place)]
+    until, why = max(((end, each) for end, each in ends if end > now), key=lambda each: each[0], default=(None, None))
+    missing = "" if environment is None else missing_credentials(place, environment)
+    return Standing(place, place["place"] == chosen, until, why, missing)
+
+
+def _until(given: Refused) -> datetime:
+    keeps = timedelta(seconds=seconds_of(_table()["keeps"].get(given.cause, "1h")))
+    try:
+        at = datetime.fromisoformat(given.at)
+    except ValueError:
+        return datetime.min.replace(tzinfo=UTC)
+    return (at if at.tzinfo else at.replace(tzinfo=UTC)) + keeps
+
+
+def _is_about(given: Refused, place: Place) -> bool:
+    if given.place == place["place"]:
+        return True
+    zones, machines = place.get("zones") or (), place["machine_types"]
+    values = {**place, "zone": zones[0] if zones else None, "machine": machines[0]}
+    return bool(given.where) and all(values.get(name) == value for name, value in given.where.items())
+
+
+def aged(choice: Sequence[Refused], now: datetime) -> tuple[Refused, ...]:
+    """Returns the refusals that still block something."""
+    return tuple(each for each in choice if _until(each) > now)
+
+
+def missing_credentials(place: Place, environment: Mapping[str, str]) -> str:
+    """Says which variables with credentials are not set, where Terraform finds them nowhere else; else empty."""
+    asked = read(place["provider"]).preflight
+    if asked is None or asked.elsewhere or not asked.credentials or place.get("own"):
+        return ""
+    if any(all(environment.get(name) for name in names) for names in asked.credentials):
+        return ""
+    needed = " or ".join(" and ".join(names) for names in asked.credentials)
+    return f"no credentials: {needed} not set. {asked.login}".strip()
+
+
+def environment_of(stack: SynthesizedStack) -> Mapping[str, str] | None:
+    """Returns the environment in which Terraform looks for credentials; None where it may run elsewhere."""
+    return None if "cloud" in stack.backend or "remote" in stack.backend else os.environ

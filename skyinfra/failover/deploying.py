@@ -1,0 +1,243 @@
+"""Deploys a stack whose pools have several places: where one refuses, the next is tried.
+
+The order of the steps is that in which a process may be killed between any two of them: the refusal and the next
+choice are written first, then what the refusing place has is removed, and only when that is gone the next one begins.
+A deploy that is repeated finds the file, and what is left in the state, and goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from skyinfra.deploy.apply import carry_out
+from skyinfra.errors import CloudRefused, FleetError, TerraformFailed
+from skyinfra.failover.blocks import Standing, aged, environment_of, moves, refused, standings
+from skyinfra.offers import usd
+from skyinfra.places.choices import NAME, Choice, Choices
+from skyinfra.providers import machines_of
+from skyinfra.terraform.cloud_errors import Refusal, refusals
+from skyinfra.terraform.program import Plan
+from skyinfra.terraform.state import Resource
+from skyinfra.terraform.synthesized import SynthesizedStack
+
+Pool = Mapping[str, Any]
+
+
+@dataclass
+class Failover:
+    """A deploy of *stack*. choices: of the project; synthesize: compiles the stack by them, anew.
+
+    attempt: plans and applies a stack; returns None where a person said no. again: whether a person has been asked for
+    this deploy already. ask: whether to go on, by a sentence. say: tells a person.
+    """
+
+    stack: SynthesizedStack
+    choices: Choices
+    synthesize: Callable[[], SynthesizedStack]
+    attempt: Callable[..., Plan | None]
+    ask: Callable[[str], bool]
+    say: Callable[[str], object]
+
+    def deploy(self) -> Plan | None:
+        """Deploys the stack at the first place that has room. Raises what `carry_out` does, for the last place."""
+        if not self._pools():
+            return self.attempt(self.stack)
+        self._begin()
+        if not self._remove_left():
+            return None
+        again = False
+        while True:
+            try:
+                done = self.attempt(self.stack, again=again)
+            except TerraformFailed as error:
+                self._move(error)
+                again = True
+                continue
+            if done is not None:
+                self._keep()
+            return done
+
+    def _pools(self) -> dict[str, Pool]:
+        """Returns the pools that have several places."""
+        return {pool["name"]: pool for pool in self.stack.pools if pool.get("places")}
+
+    def _standings(self, pool: Pool, choice: Choice | None = None) -> list[Standing]:
+        given = choice or self.choices.of(self._fleet(pool))
+        return standings(pool, given, datetime.now(UTC), environment=environment_of(self.stack))
+
+    def _fleet(self, pool: Pool) -> str:
+        return f"{self.stack.name}/{pool['name']}"
+
+    # Before the first try ----------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """Says which places cannot be tried, and leaves those that are blocked still, where nothing serves there."""
+        changed = False
+        for pool in self._pools().values():
+            found = self._standings(pool)
+            for each in found:
+                if each.missing:
+                    self.say(f"{pool['name']}: {each.place['place']} cannot be tried: {each.missing}")
+            current = next(each for each in found if each.chosen)
+            if current.until is None or self._serves(pool):
+                continue
+            free = next((each for each in found if each.free), None)
+            if free is None:
+                # Whoever deploys again after all have refused wants them asked again.
+                self.say(f"{pool['name']}: every place has refused; they are tried again, {found[0].place['place']} first")
+                free = next((each for each in found if not each.missing), found[0])
+                self._choose(pool, free, ())
+            else:
+                self.say(f"{pool['name']}: {_blocked(current)}; {free.place['place']} is next")
+                self._choose(pool, free, self.choices.of(self._fleet(pool)).refused)
+            changed = True
+        if changed:
+            self.stack = self.synthesize()
+
+    def _choose(self, pool: Pool, chosen: Standing, given: Sequence[Any]) -> None:
+        before = self.choices.of(self._fleet(pool))
+        kept = aged(given, datetime.now(UTC))
+        made = replace(before, place=chosen.place["place"], first=before.first or _first(pool), refused=kept)
+        self.choices = self.choices.having(self._fleet(pool), made)
+
+    def _keep(self) -> None:
+        """Writes the choice of pools whose order may be another one tomorrow, as prices are."""
+        for pool in self._pools().values():
+            choice = self.choices.of(self._fleet(pool))
+            if choice.place is None and _first(pool) == _NOWHERE:
+                chosen = next(each for each in self._standings(pool) if each.chosen)
+                self._choose(pool, chosen, choice.refused)
+
+    # What places have left ---------------------------------------------------------------------------------------------
+
+    def _remove_left(self) -> bool:
+        """Removes what a deploy that did not end has left at other places. Returns whether a person let it."""
+        pools = self._pools()
+        left = {
+            each.call: pools[each.module]
+            for each in self.stack.resources()
+            if each.module in pools and each.call != self.stack.module_of(each.module)
+        }
+        for call, pool in left.items():
+            if self._serves(pool, call):
+                continue  # a person has chosen another place for it: the plan shows that, and asks
+            if not self.ask(f"{pool['name']}: remove what {_named(pool, call)} has left?"):
+                return False
+            self._remove(pool, call)
+        return True
+
+    def _remove(self, pool: Pool, call: str) -> None:
+        """Destroys the resources of a module, and proves it by the state. Raises `FleetError` where some are left."""
+        if not self._of(call):
+            return
+        self.say(f"{pool['name']}: removing what {_named(pool, call)} has made")
+        carry_out(self.stack, destroy=True, target=[f"module.{call}"])
+        if left := self._of(call):
+            raise FleetError(
+                f"{len(left)} resources of {_named(pool, call)} are still there: {left[0].address}",
+                field=self._fleet(pool),
+                hint=f"The next place is not tried before they are gone: skyinfra deploy {self.stack.name} goes on.",
+            )
+
+    def _of(self, call: str) -> list[Resource]:
+        return [each for each in self.stack.resources() if each.call == call]
+
+    def _serves(self, pool: Pool, call: str | None = None) -> bool:
+        """Returns whether a machine that the manifest names stands there: then the fleet moves by no refusal."""
+        resources = self._of(call or self.stack.module_of(pool["name"]))
+        machines = [r for r in resources if machines_of(r.type, r.attributes) is not None and not r.tainted]
+        if not machines:
+            return False
+        manifest = self.stack.fleets().get(pool["name"])
+        named = {node.id for node in manifest.nodes} if manifest is not None else set()
+        return any(str(each.attributes.get("id")) in named for each in machines)
+
+    # After a refusal ---------------------------------------------------------------------------------------------------
+
+    def _move(self, error: TerraformFailed) -> None:
+        """Goes to the next place of each pool that was refused. Raises *error* where that is not to be done."""
+        found = refusals(error.diagnostics)
+        pools = self._pools()
+        if not isinstance(error, CloudRefused) or not found or not any(moves(each.cause) for each in found):
+            raise error
+        if len(found) < len(error.diagnostics) or not all(moves(e.cause) and e.pool in pools for e in found):
+            error.hint = _last(error, "No other place is tried: not everything that was refused says that nothing was "
+                               f"made. `skyinfra deploy {self.stack.name}` looks at what there is, and goes on.")
+            raise error
+        texts = dict(error.diagnostics)
+        steps = [self._step(pools[name], [e for e in found if e.pool == name], texts, error) for name in
+                 dict.fromkeys(str(each.pool) for each in found)]
+        for pool, _, chosen in steps:
+            if not self.ask(_question(pool, chosen)):
+                error.hint = _last(error, f"Nothing else was tried. {NAME} is as it was.")
+                raise error
+        for pool, records, chosen in steps:
+            self._choose(pool, chosen, records)
+        for pool, _, _ in steps:
+            self._remove(pool, self.stack.module_of(pool["name"]))
+        self.stack = self.synthesize()
+
+    def _step(
+        self, pool: Pool, found: Sequence[Refusal], texts: Mapping[str, str], error: TerraformFailed
+    ) -> tuple[Pool, tuple[Any, ...], Standing]:
+        """Returns the *pool*, its refusals and the place that is next. Raises *error* where there is none."""
+        if self._serves(pool):
+            error.hint = _last(error, f"{self._fleet(pool)} has nodes that serve, and stays where it is. To have all of "
+                               f"it elsewhere, name the place in {NAME}.")
+            raise error
+        here, now = next(each for each in pool["places"] if each["place"] == pool["place"]), datetime.now(UTC)
+        new = {r.where.get("zone"): r for r in (refused(e, here, texts.get(e.address, e.words), now) for e in found)}
+        choice = self.choices.of(self._fleet(pool))
+        records = (*(each for each in choice.refused if each.place != here["place"]), *new.values())
+        standing = self._standings(pool, replace(choice, refused=records))
+        for each in new.values():
+            self.say(f"{pool['name']}: {here['place']} refuses{f' ({each.code})' if each.code else ''}: {each.words}")
+        free = next((each for each in standing if each.free and not each.chosen), None)
+        if free is None:
+            self.choices = self.choices.having(self._fleet(pool), replace(choice, refused=records,
+                place=here["place"], first=choice.first or _first(pool)))
+            lines = [f"{each.place['place']}: {each.missing or _blocked(each)}" for each in standing]
+            error.message = f"{pool['name']} was refused in every place\n" + "\n".join(lines)
+            raise error
+        return pool, records, free
+
+
+# In the place of the first, where no module is named like the pool: no place has this name.
+_NOWHERE = "none"
+
+
+def _first(pool: Pool) -> str:
+    return next((each["place"] for each in pool["places"] if each["module"] == pool["name"]), _NOWHERE)
+
+
+def _named(pool: Pool, call: str) -> str:
+    found = (each["place"] for each in pool["places"] if each["module"] == call)
+    return str(next(found, call.partition("__")[2] or call))
+
+
+def _blocked(standing: Standing) -> str:
+    """Says why, when and until when a place is blocked."""
+    why, until = standing.why, standing.until
+    if why is None or until is None:
+        return f"{standing.place['place']} was not tried"
+    kind = "quota" if why.cause == "QuotaExceeded" else "capacity"
+    return f"{why.place} refused at {why.at[11:16]} UTC ({kind}: {why.words}); tried again from {until:%H:%M} UTC"
+
+
+def _question(pool: Pool, chosen: Standing) -> str:
+    before = next(each for each in pool["places"] if each["place"] == pool["place"])
+    prices = [_price(each) for each in (before, chosen.place)]
+    machine = chosen.place["machine_types"][0]
+    return f"{pool['name']}: go on with {chosen.place['place']}, {machine}, at {prices[1]} in place of {prices[0]}?"
+
+
+def _price(place: Pool) -> str:
+    price = place.get("usd_per_hour")
+    return "a price that is not known" if price is None else f"{usd(price)}/h"
+
+
+def _last(error: TerraformFailed, sentence: str) -> str:
+    return f"{error.hint}\n{sentence}" if error.hint else sentence
