@@ -272,7 +272,9 @@ class ComputePool(Declaration):
             return values
         if not given.each:
             hint = "Such as provider=[sky.AWS(), sky.GCP()]."
-            raise InvalidField("expected at least one provider", field=f"{cls.__name__}.provider", given="[]", hint=hint)
+            raise InvalidField(
+                "expected at least one provider", field=f"{cls.__name__}.provider", given="[]", hint=hint
+            )
         return {**values, "provider": given.each[0], "places": given if len(given.each) > 1 else None}
 
     @classmethod

@@ -80,18 +80,18 @@ class Failover:
             found = self._standings(pool)
             for each in found:
                 if each.missing:
-                    self.say(f"{pool['name']}: {each.place['place']} cannot be tried: {each.missing}")
+                    self.say(f"{pool['name']}: {_name(each)} cannot be tried: {each.missing}")
             current = next(each for each in found if each.chosen)
             if current.until is None or self._serves(pool):
                 continue
             free = next((each for each in found if each.free), None)
             if free is None:
                 # Whoever deploys again after all have refused wants them asked again.
-                self.say(f"{pool['name']}: every place has refused; they are tried again, {found[0].place['place']} first")
                 free = next((each for each in found if not each.missing), found[0])
+                self.say(f"{pool['name']}: every place has refused; they are tried again, {_name(free)} first")
                 self._choose(pool, free, ())
             else:
-                self.say(f"{pool['name']}: {_blocked(current)}; {free.place['place']} is next")
+                self.say(f"{pool['name']}: {_name(current)}: {blocked(current)}; next is {_name(free)}")
                 self._choose(pool, free, self.choices.of(self._fleet(pool)).refused)
             changed = True
         if changed:
@@ -153,7 +153,8 @@ class Failover:
             return False
         manifest = self.stack.fleets().get(pool["name"])
         named = {node.id for node in manifest.nodes} if manifest is not None else set()
-        return any(str(each.attributes.get("id")) in named for each in machines)
+        # Of which attribute a module takes the id is its own.
+        return any(str(value) in named for each in machines for value in each.attributes.values())
 
     # After a refusal ---------------------------------------------------------------------------------------------------
 
@@ -164,12 +165,17 @@ class Failover:
         if not isinstance(error, CloudRefused) or not found or not any(moves(each.cause) for each in found):
             raise error
         if len(found) < len(error.diagnostics) or not all(moves(e.cause) and e.pool in pools for e in found):
-            error.hint = _last(error, "No other place is tried: not everything that was refused says that nothing was "
-                               f"made. `skyinfra deploy {self.stack.name}` looks at what there is, and goes on.")
+            error.hint = _last(
+                error,
+                "No other place is tried: not everything that was refused says that nothing was "
+                f"made. `skyinfra deploy {self.stack.name}` looks at what there is, and goes on.",
+            )
             raise error
         texts = dict(error.diagnostics)
-        steps = [self._step(pools[name], [e for e in found if e.pool == name], texts, error) for name in
-                 dict.fromkeys(str(each.pool) for each in found)]
+        steps = [
+            self._step(pools[name], [e for e in found if e.pool == name], texts, error)
+            for name in dict.fromkeys(str(each.pool) for each in found)
+        ]
         for pool, _, chosen in steps:
             if not self.ask(_question(pool, chosen)):
                 error.hint = _last(error, f"Nothing else was tried. {NAME} is as it was.")
@@ -185,8 +191,11 @@ class Failover:
     ) -> tuple[Pool, tuple[Any, ...], Standing]:
         """Returns the *pool*, its refusals and the place that is next. Raises *error* where there is none."""
         if self._serves(pool):
-            error.hint = _last(error, f"{self._fleet(pool)} has nodes that serve, and stays where it is. To have all of "
-                               f"it elsewhere, name the place in {NAME}.")
+            error.hint = _last(
+                error,
+                f"{self._fleet(pool)} has nodes that serve, and stays where it is. To have all of "
+                f"it elsewhere, name the place in {NAME}.",
+            )
             raise error
         here, now = next(each for each in pool["places"] if each["place"] == pool["place"]), datetime.now(UTC)
         new = {r.where.get("zone"): r for r in (refused(e, here, texts.get(e.address, e.words), now) for e in found)}
@@ -197,9 +206,10 @@ class Failover:
             self.say(f"{pool['name']}: {here['place']} refuses{f' ({each.code})' if each.code else ''}: {each.words}")
         free = next((each for each in standing if each.free and not each.chosen), None)
         if free is None:
-            self.choices = self.choices.having(self._fleet(pool), replace(choice, refused=records,
-                place=here["place"], first=choice.first or _first(pool)))
-            lines = [f"{each.place['place']}: {each.missing or _blocked(each)}" for each in standing]
+            first = choice.first or _first(pool)
+            made = replace(choice, refused=records, place=here["place"], first=first)
+            self.choices = self.choices.having(self._fleet(pool), made)
+            lines = [f"{_name(each)}: {each.missing or blocked(each)}" for each in standing]
             error.message = f"{pool['name']} was refused in every place\n" + "\n".join(lines)
             raise error
         return pool, records, free
@@ -207,6 +217,10 @@ class Failover:
 
 # In the place of the first, where no module is named like the pool: no place has this name.
 _NOWHERE = "none"
+
+
+def _name(standing: Standing) -> str:
+    return str(standing.place["place"])
 
 
 def _first(pool: Pool) -> str:
@@ -218,13 +232,15 @@ def _named(pool: Pool, call: str) -> str:
     return str(next(found, call.partition("__")[2] or call))
 
 
-def _blocked(standing: Standing) -> str:
-    """Says why, when and until when a place is blocked."""
+def blocked(standing: Standing) -> str:
+    """Says why, when and until when a place is blocked; a place that is not was not tried."""
     why, until = standing.why, standing.until
     if why is None or until is None:
-        return f"{standing.place['place']} was not tried"
+        return "not tried"
     kind = "quota" if why.cause == "QuotaExceeded" else "capacity"
-    return f"{why.place} refused at {why.at[11:16]} UTC ({kind}: {why.words}); tried again from {until:%H:%M} UTC"
+    by = "" if why.place == standing.place["place"] else f", as {why.place} was,"
+    words = why.words.rstrip(".")
+    return f"refused{by} at {why.at[11:16]} UTC, for {kind}: {words}; it is tried again from {until:%H:%M} UTC on"
 
 
 def _question(pool: Pool, chosen: Standing) -> str:

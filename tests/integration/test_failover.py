@@ -17,18 +17,20 @@ from terraform_projects.synthesized import document_of, write
 
 import skyinfra as sky
 from skyinfra.bootstrap import runner_wheel
-from skyinfra.deploy.apply import carry_out
+from skyinfra.deploy.apply import carry_out, planned
 from skyinfra.failover.deploying import Failover
-from skyinfra.places.choices import Choices
+from skyinfra.places.choices import NAME, Choices
 from skyinfra.terraform.program import Plan
 from skyinfra.terraform.project import Project
 from skyinfra.terraform.synthesized import SynthesizedStack
 
 ZONE_A, ZONE_B = "gcp us-central1 us-central1-a p", "gcp us-central1 us-central1-b p"
-EAST, AMAZON = "gcp us-east1 p", "aws us-east-1"
+EAST, AMAZON = "gcp us-east1 us-east1-b p", "aws us-east-1"
 GOOGLE_MACHINE, AWS_MACHINE = "google_compute_instance", "aws_instance"
 # Recorded answers of the clouds, see skyinfra/failover/answers.toml.
-NO_ROOM = "Error waiting for instance to create: The zone 'projects/p/zones/{}' does not have enough resources available "
+NO_ROOM = (
+    "Error waiting for instance to create: The zone 'projects/p/zones/{}' does not have enough resources available "
+)
 NO_ROOM += "to fulfill the request. '(resource type:compute)'."
 NO_AWS = Failure(
     "create",
@@ -37,6 +39,9 @@ NO_AWS = Failure(
     "api error InsufficientInstanceCapacity: We currently do not have sufficient p4d.24xlarge capacity in the "
     "Availability Zone you requested (us-east-1a).",
 )
+
+# A marketplace needs the hash of a runner.
+_IMAGE = sky.Image(runner=f"https://packages.example.com/skyinfra-0.1.0-py3-none-any.whl#sha256={'a' * 64}")
 
 
 def exhausted(zone: str, **more: Any) -> Failure:
@@ -52,13 +57,17 @@ class Deploys:
     said: list[str] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
     answer: bool = True
+    nodes: int = 1
+    accelerator: str = "A100-40GB:8"
 
     @property
     def project(self) -> Path:
         return self.bed.folder
 
     def synthesize(self) -> SynthesizedStack:
-        pool = sky.ComputePool(name="t", accelerator="A100-40GB:8", provider=self.places())
+        pool = sky.ComputePool(
+            name="t", nodes=self.nodes, accelerator=self.accelerator, provider=self.places(), image=_IMAGE
+        )
         document = document_of("s", [pool], Choices.read(self.project).fleets)
         for module in document["module"].values():
             module["source"] = module_source(module["source"].removeprefix("./"))
@@ -83,8 +92,8 @@ class Deploys:
         return found
 
     def machines(self) -> dict[str, int]:
-        found = self.bed.world.existing()
-        return {kind: len(found[kind]) for kind in (GOOGLE_MACHINE, AWS_MACHINE) if kind in found}
+        found = {kind: len(self.bed.world.existing(kind)) for kind in (GOOGLE_MACHINE, AWS_MACHINE)}
+        return {kind: count for kind, count in found.items() if count}
 
     def modules(self) -> set[str]:
         state = json.loads((self.project / "s.tfstate").read_text())
@@ -118,7 +127,135 @@ def deploys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Deploys
 def test_zone_then_region_then_cloud(deploys: Deploys) -> None:
     deploys.bed.world.fail(*map(exhausted, ("us-central1-a", "us-central1-b", "us-east1-b")))
     assert deploys.failover().deploy() is not None
-    print("\n".join(deploys.said), "\n".join(deploys.asked))
     assert deploys.machines() == {AWS_MACHINE: 1}
+    # Networks that were made before the refusals are gone with the places.
     assert deploys.modules() == {"t__aws-us-east-1"}
+    assert not deploys.bed.world.existing("google_compute_network")
     assert deploys.choice()["place"] == AMAZON and deploys.choice()["first"] == ZONE_A
+    assert [each["where"].get("zone") for each in deploys.choice()["refused"]] == [
+        *("us-central1-a", "us-central1-b", "us-east1-b")
+    ]
+    assert deploys.asked[-1] == "t: go on with aws us-east-1, p4d.24xlarge, at $21.96/h in place of $29.39/h?"
+    assert any("us-central1-a p refuses: The zone 'projects/p/zones/us-central1-a'" in each for each in deploys.said)
+    # It stands there from now on.
+    with planned(deploys.synthesize()) as (_, plan):
+        assert plan.empty
+    assert deploys.failover().deploy() is not None and deploys.machines() == {AWS_MACHINE: 1}
+
+
+def test_a_place_more_changes_nothing_of_a_fleet_that_stands(deploys: Deploys) -> None:
+    deploys.places = lambda: everywhere()[0]
+    alone = deploys.synthesize()
+    assert deploys.failover().deploy() is not None
+    deploys.places = everywhere
+    several = deploys.synthesize()
+    assert several.modules == alone.modules
+    with planned(several) as (_, plan):
+        assert plan.empty
+    assert not (deploys.project / NAME).exists()
+
+
+@pytest.mark.parametrize("at", ["before what was made is removed", "after it"])
+def test_a_process_that_was_killed_between_two_places_goes_on(deploys: Deploys, at: str) -> None:
+    class Killed(BaseException):
+        pass
+
+    def killed(*_: object) -> Any:
+        raise Killed
+
+    deploys.bed.world.fail(exhausted("us-central1-a"))
+    first = deploys.failover()
+    if at == "after it":
+        first.synthesize = killed
+    else:
+        first._remove = killed  # type: ignore[method-assign]
+    with pytest.raises(Killed):
+        first.deploy()
+    left = deploys.modules()
+    assert left == (set() if at == "after it" else {"t"})
+    assert deploys.choice()["place"] == ZONE_B
+    assert deploys.failover().deploy() is not None
+    assert deploys.modules() == {"t__gcp-us-central1-us-central1-b-p"} and deploys.machines() == {GOOGLE_MACHINE: 1}
+    removed = "t: remove what gcp us-central1 us-central1-a p has left?"
+    assert (removed in deploys.asked) is bool(left)
+
+
+def test_refused_in_every_place(deploys: Deploys) -> None:
+    deploys.bed.world.fail(*map(exhausted, ("us-central1-a", "us-central1-b", "us-east1-b")), NO_AWS)
+    with pytest.raises(sky.CapacityUnavailable) as caught:
+        deploys.failover().deploy()
+    text = str(caught.value)
+    for place in (ZONE_A, ZONE_B, EAST, AMAZON):
+        assert f"\n{place}: refused at " in text, text
+    assert "tried again from" in text and "skyinfra destroy s" in text
+    assert deploys.machines() == {} and deploys.modules() == {"t__aws-us-east-1"}
+    # Whoever deploys again has them all tried again, from the first on.
+    deploys.bed.world.fail()
+    assert deploys.failover().deploy() is not None
+    assert any("every place has refused; they are tried again" in each for each in deploys.said)
+    assert deploys.modules() == {"t"} and deploys.machines() == {GOOGLE_MACHINE: 1}
+
+
+def test_an_answer_that_leaves_open_what_was_made_moves_nothing(deploys: Deploys) -> None:
+    timeout = "Error waiting for instance to create: timeout while waiting for state to become 'DONE'"
+    deploys.bed.world.fail(Failure("create", GOOGLE_MACHINE, timeout, leaves="tainted", times=1))
+    with pytest.raises(sky.TerraformFailed) as caught:
+        deploys.failover().deploy()
+    assert not isinstance(caught.value, sky.CloudRefused) and not deploys.asked
+    assert not (deploys.project / NAME).exists() and deploys.machines() == {GOOGLE_MACHINE: 1}
+    # The next one looks first: what was made is replaced, and not made twice.
+    assert deploys.failover().deploy() is not None
+    assert deploys.machines() == {GOOGLE_MACHINE: 1} and deploys.modules() == {"t"}
+
+
+def test_credentials_that_are_refused_are_no_want_of_capacity(deploys: Deploys) -> None:
+    deploys.places = lambda: everywhere()[::-1]
+    says = "operation error EC2: RunInstances, api error AuthFailure: AWS was not able to validate the credentials"
+    deploys.bed.world.fail(Failure("create", AWS_MACHINE, says))
+    with pytest.raises(sky.CloudCredentialsRefused):
+        deploys.failover().deploy()
+    assert not deploys.asked and not (deploys.project / NAME).exists()
+
+
+def test_a_fleet_that_serves_stays(deploys: Deploys) -> None:
+    deploys.nodes = 1
+    assert deploys.failover().deploy() is not None
+    deploys.nodes = 2
+    deploys.bed.world.fail(exhausted("us-central1-a"))
+    with pytest.raises(sky.CapacityUnavailable, match="has nodes that serve, and stays where it is"):
+        deploys.failover().deploy()
+    assert deploys.machines() == {GOOGLE_MACHINE: 1} and not deploys.asked
+
+
+def test_who_says_no_keeps_the_file(deploys: Deploys) -> None:
+    deploys.answer = False
+    deploys.bed.world.fail(exhausted("us-central1-a"))
+    with pytest.raises(sky.CapacityUnavailable, match=f"{NAME} is as it was"):
+        deploys.failover().deploy()
+    assert not (deploys.project / NAME).exists()
+
+
+def test_a_locked_state_moves_nothing(deploys: Deploys) -> None:
+    deploys.bed.world.fail(exhausted("us-central1-a"))
+
+    def locked(_: object, again: bool = False) -> Any:
+        raise sky.StateLocked("the state is locked")
+
+    with pytest.raises(sky.StateLocked):
+        deploys.failover(attempt=locked).deploy()
+    assert not deploys.asked and not (deploys.project / NAME).exists()
+
+
+def test_missing_credentials_of_a_later_place_are_said_first(deploys: Deploys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RUNPOD_API_KEY", raising=False)
+    deploys.accelerator = "A100:8"
+    deploys.places = lambda: [everywhere()[0], sky.RunPod()]
+    said: list[str] = []
+
+    def attempt(stack: SynthesizedStack, again: bool = False) -> Any:
+        said.extend(deploys.said)
+        raise sky.StateLocked("the state is locked")
+
+    with pytest.raises(sky.StateLocked):
+        deploys.failover(attempt=attempt).deploy()
+    assert [each for each in said if "runpod cannot be tried: no credentials: RUNPOD_API_KEY not set" in each]
