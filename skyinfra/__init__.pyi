@@ -128,6 +128,7 @@ from skyinfra.providers.aws import AWS as AWS
 from skyinfra.providers.aws import CapacityBlock as CapacityBlock
 from skyinfra.providers.aws import CapacityReservation as CapacityReservation
 from skyinfra.providers.azure import Azure as Azure
+from skyinfra.providers.base import cheapest as cheapest
 from skyinfra.providers.container import Container as Container
 from skyinfra.providers.crusoe import Crusoe as Crusoe
 from skyinfra.providers.digitalocean import DigitalOcean as DigitalOcean

@@ -219,6 +219,16 @@ def _classes(found: Iterable[type[Provider]]) -> Iterator[type[Provider]]:
         yield from _classes(each.__subclasses__())
 
 
+if TYPE_CHECKING:
+
+    class _Providers:
+        """Takes a provider, or several in order, and is one: for type checkers."""
+
+        def __get__(self, pool: object, cls: type) -> Provider: ...
+
+        def __set__(self, pool: object, given: Provider | Sequence[Provider] | Places) -> None: ...
+
+
 class ComputePool(Declaration):
     """N nodes of one accelerator at one provider.
 
@@ -226,21 +236,24 @@ class ComputePool(Declaration):
     ``sky.cheapest([...])``: `skyinfra deploy` goes on with the next one where it is refused for want of capacity.
     accelerator: a string such as ``"H100:8/3g.40gb"``, an `Accelerator`, a list of them in order of preference, or None
     for CPU nodes; of a list the first that the shipped offers have is taken, and the others are tried as further places
-    are. places: the list that is given as provider. name: of the pool, unique in its stack. nodes: how many. spot: interruptible capacity. vcpus, memory_gb, disk_gb: minima of one
-    node. max_hourly_cost: USD per hour and node. rdma: nodes reach each other's memory (InfiniBand, RoCE, EFA), on
-    machines that the provider connects so. labels: put on everything that is created. stack: the stack of a pool that
-    is used as ``with sky.ComputePool(...) as pool:``. layout: ``sky.mig.Follow(among=[...])``: the GPUs change between
-    these layouts as the work asks for it; the declared one is that which a node begins with, or the first of them.
-    volumes: that outlive the fleet, by the path where nodes mount them: ``{"/data": sky.Volume(...)}``.
-    stop_after_idle: such as ``"30m"``: the nodes end themselves when nothing has used the fleet for that long; the next
-    deploy makes them anew. max_lifetime: such as ``"12h"``: they end then, whatever runs. A pool that declares none of
-    them, or ``"never"``, stays; a ``with`` block of machines that cost something has limits of its own. budget: what
-    the fleet may cost in all, ``sky.Budget(usd=200)``.
+    are. places: the list that is given as provider. name: of the pool, unique in its stack. nodes: how many. spot:
+    interruptible capacity. vcpus, memory_gb, disk_gb: minima of one node. max_hourly_cost: USD per hour and node. rdma:
+    nodes reach each other's memory (InfiniBand, RoCE, EFA), on machines that the provider connects so. labels: put on
+    everything that is created. stack: the stack of a pool that is used as ``with sky.ComputePool(...) as pool:``.
+    layout: ``sky.mig.Follow(among=[...])``: the GPUs change between these layouts as the work asks for it; the declared
+    one is that which a node begins with, or the first of them. volumes: that outlive the fleet, by the path where nodes
+    mount them: ``{"/data": sky.Volume(...)}``. stop_after_idle: such as ``"30m"``: the nodes end themselves when
+    nothing has used the fleet for that long; the next deploy makes them anew. max_lifetime: such as ``"12h"``: they end
+    then, whatever runs. A pool that declares none of them, or ``"never"``, stays; a ``with`` block of machines that
+    cost something has limits of its own. budget: what the fleet may cost in all, ``sky.Budget(usd=200)``.
 
     Raises a `DeclarationError`, with the path of the field, for what cannot be.
     """
 
-    provider: Annotated[Provider, BeforeValidator(_provider)]
+    if TYPE_CHECKING:
+        provider: _Providers = Field()
+    else:
+        provider: Annotated[Provider, BeforeValidator(_provider)]
     accelerator: str | Accelerator | Sequence[str | Accelerator] | None = None
     name: str = Field(default="pool", pattern=_NAME, examples=["train-2"])
     stack: str | None = Field(default=None, pattern=STACK_NAME, examples=["Inference", "gpu_2"])

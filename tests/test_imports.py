@@ -64,10 +64,11 @@ ALLOWED: dict[str, set[str]] = {
     "pool": {"providers", "accelerators", "mig", "plugins", "protocol", "declared"},
     "packing": {"offers", "accelerators", "mig", "pool", "providers"},
     "recommendation": {"accelerators", "mig", "offers", "packing", "pool", "protocol", "providers"},
-    "compiler": {"declared", "pool", "plugins", "providers", "accelerators", "mig", "protocol"},
+    "places": {"accelerators", "pool", "providers"},
+    "compiler": {"declared", "places", "pool", "plugins", "providers", "accelerators", "mig", "protocol"},
     "bootstrap": {"compiler", "first_boot", "mig", "node", "protocol", "providers"},
     "terraform": {"declared", "protocol", "providers"},
-    "stack": {"declared", "compiler", "bootstrap", "pool", "providers", "terraform"},
+    "stack": {"declared", "compiler", "bootstrap", "places", "pool", "providers", "terraform"},
     "prewarm": {"compiler", "pool", "providers", "stack", "terraform"},
     # the client
     "notebook": {"accelerators", "mig", "protocol"},
@@ -119,7 +120,19 @@ ALLOWED: dict[str, set[str]] = {
         "submission",
         "terraform",
     },
-    "terminal": {"accelerators", "client", "console", "deploy", "mig", "offers", "protocol", "terraform"},
+    "failover": {"declared", "deploy", "offers", "places", "providers", "terraform"},
+    "terminal": {
+        "accelerators",
+        "client",
+        "console",
+        "deploy",
+        "failover",
+        "mig",
+        "offers",
+        "places",
+        "protocol",
+        "terraform",
+    },
 }
 # What travels to a node may use these and the standard library.
 TRAVELS = {

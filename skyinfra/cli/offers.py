@@ -28,6 +28,7 @@ from skyinfra.errors import NotOffered, counted
 from skyinfra.offers import Offer, Price, Query
 from skyinfra.packing import Given, Machines, Packing
 from skyinfra.terminal import tables
+from skyinfra.terminal.places import show_places
 from skyinfra.terminal.progress import working
 
 if TYPE_CHECKING:
@@ -88,10 +89,19 @@ def show_offers(
         bool,
         typer.Option("--refresh", help="Ask for the prices, keep them in the cache folder, and say who answered."),
     ] = False,
+    of_pool: Annotated[
+        str | None,
+        typer.Option("--for", metavar="STACK/POOL", help="The places of a pool instead, in order, and what refused."),
+    ] = None,
     as_json: Json = False,
     wide: Wide = False,
 ) -> None:
     """List the machines that carry an accelerator, cheapest first. With dated prices; --live asks for those of now."""
+    if of_pool is not None:
+        if refresh or live or rdma or accelerator or wanted != Wanted():
+            raise typer.BadParameter("takes no other option than --json", param_hint="--for")
+        show_places(of_pool, as_json=as_json)
+        return
     if refresh:
         if live or rdma or accelerator or wanted != Wanted(provider=wanted.provider):
             raise typer.BadParameter("takes no other option than --provider and --json", param_hint="--refresh")

@@ -35,8 +35,8 @@ def move(source: SynthesizedStack, target: SynthesizedStack, pool: str | None = 
             if text := terraform.pull_state().strip():
                 file.write_text(text, encoding="utf-8")
         mover = Terraform(folder)
-        for each in sorted({each.call for each in resources if each.module in pools}):
-            mover.move_state(f"module.{each}", here, there)
+        for call in sorted({each.call for each in resources if each.module in pools}):
+            mover.move_state(f"module.{call}", here, there)
         terraforms[1].push_state(there)
         terraforms[0].push_state(here)
     return tuple(pools)

@@ -251,8 +251,9 @@ def refuse_gone(stack: SynthesizedStack, resources: Sequence[Resource], plan: Pl
         if machines and all(each in lost for each in machines) and any(each in lost for each in others):
             verb = "destroy" if destroy else "deploy"
             raise WrongAccount(
-                f"of the pool {mine[0].module} the cloud finds none of {counted(len(machines), 'machine')}, and {len(lost)} of "
-                f"its {counted(len(mine), 'resource')} not at all: these credentials are probably of another account",
+                f"of the pool {mine[0].module} the cloud finds none of {counted(len(machines), 'machine')}, and "
+                f"{len(lost)} of its {counted(len(mine), 'resource')} not at all: "
+                "these credentials are probably of another account",
                 hint="Nothing was changed. Use the credentials that made them. Where they were removed by other means, "
                 f"say so: skyinfra {verb} {stack.name} --gone",
             )

@@ -69,7 +69,7 @@ class Session:
     def __init__(self, pool: ComputePool) -> None:
         # The sessions are found by its identity.
         self._given = pool
-        if pool.places is not None or getattr(pool.provider, "regions", ()):
+        if pool.places is not None or getattr(pool.provider, "regions", None):
             raise NotSupported(
                 "a `with` block is deployed at one place",
                 field=f"ComputePool({pool.name!r}).provider",

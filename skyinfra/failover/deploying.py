@@ -71,7 +71,7 @@ class Failover:
     def _fleet(self, pool: Pool) -> str:
         return f"{self.stack.name}/{pool['name']}"
 
-    # Before the first try ----------------------------------------------------------------------------------------------
+    # Before the first try -------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
         """Says which places cannot be tried, and leaves those that are blocked still, where nothing serves there."""
@@ -111,7 +111,7 @@ class Failover:
                 chosen = next(each for each in self._standings(pool) if each.chosen)
                 self._choose(pool, chosen, choice.refused)
 
-    # What places have left ---------------------------------------------------------------------------------------------
+    # What places have left ------------------------------------------------------------------------------------------
 
     def _remove_left(self) -> bool:
         """Removes what a deploy that did not end has left at other places. Returns whether a person let it."""
@@ -156,7 +156,7 @@ class Failover:
         # Of which attribute a module takes the id is its own.
         return any(str(value) in named for each in machines for value in each.attributes.values())
 
-    # After a refusal ---------------------------------------------------------------------------------------------------
+    # After a refusal ------------------------------------------------------------------------------------------------
 
     def _move(self, error: TerraformFailed) -> None:
         """Goes to the next place of each pool that was refused. Raises *error* where that is not to be done."""

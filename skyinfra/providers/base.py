@@ -156,7 +156,7 @@ def cheapest(places: Sequence[Provider]) -> Places:
 
     Raises `InvalidField`.
     """
-    if not isinstance(places, Sequence) or isinstance(places, str):
+    if not isinstance(places, list | tuple) or not places:
         given = type(places).__name__
         raise InvalidField("expected a list of providers", field="cheapest", given=given, hint="[sky.AWS(), sky.GCP()]")
     return Places(each=tuple(places), by_price=True)

@@ -35,9 +35,9 @@ from skyinfra.terraform.state import (
 class SynthesizedStack:
     """A synthesized stack.
 
-    folder: where Terraform runs. pools: what was chosen for each pool. modules: the inputs of every module by its name, of
-    a pool by that of the pool. providers: the configurations of every Terraform provider by its name. backend: where the state is kept, by the name
-    of Terraform's backend. volumes: those that the stack declares.
+    folder: where Terraform runs. pools: what was chosen for each pool. modules: the inputs of every module by its name,
+    of a pool by that of the pool. providers: the configurations of every Terraform provider by its name. backend: where
+    the state is kept, by the name of Terraform's backend. volumes: those that the stack declares.
     """
 
     name: str

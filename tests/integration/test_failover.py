@@ -1,4 +1,4 @@
-"""Deploys that clouds refuse for want of capacity, by a real Terraform and providers made of the schemas of real ones."""
+"""Deploys that clouds refuse for want of capacity, by a real Terraform and providers of the mock bed."""
 
 from __future__ import annotations
 
