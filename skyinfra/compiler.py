@@ -109,15 +109,15 @@ def _placed(pool: ComputePool, stack: str, choice: Choice) -> Deployment:
     made = [
         replace(each, module="" if each.place == first else f"{pool.name}{BETWEEN}{slug(each.place)}") for each in found
     ]
-    chosen = next((each for each in made if each.place == choice.place), None if choice.place else made[0])
-    if chosen is None:
+    selected = next((each for each in made if each.place == choice.place), None if choice.place else made[0])
+    if selected is None:
         raise InvalidField(
             f"{NAME} names a place that the pool has not",
             field="provider",
             given=choice.place,
             hint=f"Its places: {', '.join(each.place for each in made)}. Name one of them there, or take the line out.",
         )
-    return replace(chosen, places=tuple(made))
+    return replace(selected, places=tuple(made))
 
 
 def _compiled(pool: ComputePool, stack: str) -> Iterator[tuple[int, Deployment]]:

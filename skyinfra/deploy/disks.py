@@ -43,9 +43,9 @@ def refuse_smaller(stack: SynthesizedStack, plan: Plan) -> None:
                 f"the volumes of the nodes have {existing} GB, and a volume does not shrink",
                 field=f"{pool}.disk_gb",
                 given=disk_gb,
-                hint=f"Nothing was changed. Declare at least {existing}; a smaller disk comes with new nodes: `skyinfra "
-                f"deploy {stack.name} --replace 'module.{stack.module_of(pool)}.terraform_data.declared[\"head\"]'`, and "
-                'in the same way for `["worker"]` where the pool has more than one node.',
+                hint=f"Nothing was changed. Declare at least {existing}; a smaller one comes with new nodes: `skyinfra "
+                f"deploy {stack.name} --replace 'module.{stack.module_of(pool)}.terraform_data.declared[\"head\"]'`, "
+                'and in the same way for `["worker"]` where the pool has more than one node.',
             )
 
 

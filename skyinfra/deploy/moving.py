@@ -25,7 +25,7 @@ def move(source: SynthesizedStack, target: SynthesizedStack, pool: str | None = 
     for each in resources:
         if each.module in pools and each.call != target.module_of(each.module):
             hint = "Give both stacks the same line of the pool in skyinfra.places.json."
-            why = f"stands as {each.call}, and {target.name} declares it as {target.module_of(each.module)}"
+            why = f"is {each.call}, and {target.name} declares it as {target.module_of(each.module)}"
             raise NotSupported(why, field="pool", given=each.module, hint=hint)
     with tempfile.TemporaryDirectory(prefix="skyinfra-") as name:
         folder = Path(name)

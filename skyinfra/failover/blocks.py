@@ -1,4 +1,4 @@
-"""What a refusal is about, which places it blocks and for how long, and which place comes next."""
+"""The places that a refusal blocks, and for how long: by the zone, region or cloud that the answer names."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ def _where(cause: str, place: Place, text: str) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Standing:
+class PlaceState:
     """How a place of a pool stands. until: to when it is blocked, by *why*; None where it is not blocked."""
 
     place: Place
-    chosen: bool
+    selected: bool
     until: datetime | None = None
     why: Refused | None = None
     missing: str = ""
@@ -77,23 +77,23 @@ class Standing:
         return self.until is None and not self.missing
 
 
-def standings(
+def place_states(
     pool: Mapping[str, Any], choice: Choice, now: datetime, *, environment: Mapping[str, str] | None = None
-) -> list[Standing]:
+) -> list[PlaceState]:
     """Returns how the places of *pool* stand, in the order in which they are tried.
 
     environment: in which credentials are looked for; None where they are elsewhere, as in HCP Terraform.
     """
-    return [_standing(place, pool["place"], choice, now, environment) for place in pool["places"]]
+    return [_state(place, pool["place"], choice, now, environment) for place in pool["places"]]
 
 
-def _standing(
-    place: Place, chosen: str, choice: Choice, now: datetime, environment: Mapping[str, str] | None
-) -> Standing:
+def _state(
+    place: Place, selected: str, choice: Choice, now: datetime, environment: Mapping[str, str] | None
+) -> PlaceState:
     ends = [(_until(each), each) for each in choice.refused if _is_about(each, place)]
     until, why = max(((end, each) for end, each in ends if end > now), key=lambda each: each[0], default=(None, None))
     missing = "" if environment is None else missing_credentials(place, environment)
-    return Standing(place, place["place"] == chosen, until, why, missing)
+    return PlaceState(place, place["place"] == selected, until, why, missing)
 
 
 def _until(given: Refused) -> datetime:

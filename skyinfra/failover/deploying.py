@@ -14,7 +14,7 @@ from typing import Any
 
 from skyinfra.deploy.apply import carry_out
 from skyinfra.errors import CloudRefused, FleetError, TerraformFailed
-from skyinfra.failover.blocks import Standing, aged, environment_of, moves, refused, standings
+from skyinfra.failover.blocks import PlaceState, aged, environment_of, moves, place_states, refused
 from skyinfra.offers import usd
 from skyinfra.places.choices import NAME, Choice, Choices
 from skyinfra.providers import machines_of
@@ -64,9 +64,9 @@ class Failover:
         """Returns the pools that have several places."""
         return {pool["name"]: pool for pool in self.stack.pools if pool.get("places")}
 
-    def _standings(self, pool: Pool, choice: Choice | None = None) -> list[Standing]:
+    def _states(self, pool: Pool, choice: Choice | None = None) -> list[PlaceState]:
         given = choice or self.choices.of(self._fleet(pool))
-        return standings(pool, given, datetime.now(UTC), environment=environment_of(self.stack))
+        return place_states(pool, given, datetime.now(UTC), environment=environment_of(self.stack))
 
     def _fleet(self, pool: Pool) -> str:
         return f"{self.stack.name}/{pool['name']}"
@@ -77,11 +77,11 @@ class Failover:
         """Says which places cannot be tried, and leaves those that are blocked still, where nothing serves there."""
         changed = False
         for pool in self._pools().values():
-            found = self._standings(pool)
+            found = self._states(pool)
             for each in found:
                 if each.missing:
                     self.say(f"{pool['name']}: {_name(each)} cannot be tried: {each.missing}")
-            current = next(each for each in found if each.chosen)
+            current = next(each for each in found if each.selected)
             if current.until is None or self._serves(pool):
                 continue
             free = next((each for each in found if each.free), None)
@@ -97,10 +97,10 @@ class Failover:
         if changed:
             self.stack = self.synthesize()
 
-    def _choose(self, pool: Pool, chosen: Standing, given: Sequence[Any]) -> None:
+    def _choose(self, pool: Pool, selected: PlaceState, given: Sequence[Any]) -> None:
         before = self.choices.of(self._fleet(pool))
         kept = aged(given, datetime.now(UTC))
-        made = replace(before, place=chosen.place["place"], first=before.first or _first(pool), refused=kept)
+        made = replace(before, place=selected.place["place"], first=before.first or _first(pool), refused=kept)
         self.choices = self.choices.having(self._fleet(pool), made)
 
     def _keep(self) -> None:
@@ -108,8 +108,8 @@ class Failover:
         for pool in self._pools().values():
             choice = self.choices.of(self._fleet(pool))
             if choice.place is None and _first(pool) == _NOWHERE:
-                chosen = next(each for each in self._standings(pool) if each.chosen)
-                self._choose(pool, chosen, choice.refused)
+                selected = next(each for each in self._states(pool) if each.selected)
+                self._choose(pool, selected, choice.refused)
 
     # What places have left ------------------------------------------------------------------------------------------
 
@@ -123,7 +123,7 @@ class Failover:
         }
         for call, pool in left.items():
             if self._serves(pool, call):
-                continue  # a person has chosen another place for it: the plan shows that, and asks
+                continue  # a person has selected another place for it: the plan shows that, and asks
             if not self.ask(f"{pool['name']}: remove what {_named(pool, call)} has left?"):
                 return False
             self._remove(pool, call)
@@ -139,7 +139,7 @@ class Failover:
             raise FleetError(
                 f"{len(left)} resources of {_named(pool, call)} are still there: {left[0].address}",
                 field=self._fleet(pool),
-                hint=f"The next place is not tried before they are gone: skyinfra deploy {self.stack.name} goes on.",
+                hint=f"The next place is not tried before they are gone: skyinfra deploy {self.stack.name} continues.",
             )
 
     def _of(self, call: str) -> list[Resource]:
@@ -168,7 +168,7 @@ class Failover:
             error.hint = _last(
                 error,
                 "No other place is tried: not everything that was refused says that nothing was "
-                f"made. `skyinfra deploy {self.stack.name}` looks at what there is, and goes on.",
+                f"made. `skyinfra deploy {self.stack.name}` looks at what there is, and continues.",
             )
             raise error
         texts = dict(error.diagnostics)
@@ -176,19 +176,19 @@ class Failover:
             self._step(pools[name], [e for e in found if e.pool == name], texts, error)
             for name in dict.fromkeys(str(each.pool) for each in found)
         ]
-        for pool, _, chosen in steps:
-            if not self.ask(_question(pool, chosen)):
+        for pool, _, selected in steps:
+            if not self.ask(_question(pool, selected)):
                 error.hint = _last(error, f"Nothing else was tried. {NAME} is as it was.")
                 raise error
-        for pool, records, chosen in steps:
-            self._choose(pool, chosen, records)
+        for pool, records, selected in steps:
+            self._choose(pool, selected, records)
         for pool, _, _ in steps:
             self._remove(pool, self.stack.module_of(pool["name"]))
         self.stack = self.synthesize()
 
     def _step(
         self, pool: Pool, found: Sequence[Refusal], texts: Mapping[str, str], error: TerraformFailed
-    ) -> tuple[Pool, tuple[Any, ...], Standing]:
+    ) -> tuple[Pool, tuple[Any, ...], PlaceState]:
         """Returns the *pool*, its refusals and the place that is next. Raises *error* where there is none."""
         if self._serves(pool):
             error.hint = _last(
@@ -201,15 +201,15 @@ class Failover:
         new = {r.where.get("zone"): r for r in (refused(e, here, texts.get(e.address, e.words), now) for e in found)}
         choice = self.choices.of(self._fleet(pool))
         records = (*(each for each in choice.refused if each.place != here["place"]), *new.values())
-        standing = self._standings(pool, replace(choice, refused=records))
+        state = self._states(pool, replace(choice, refused=records))
         for each in new.values():
             self.say(f"{pool['name']}: {here['place']} refuses{f' ({each.code})' if each.code else ''}: {each.words}")
-        free = next((each for each in standing if each.free and not each.chosen), None)
+        free = next((each for each in state if each.free and not each.selected), None)
         if free is None:
             first = choice.first or _first(pool)
             made = replace(choice, refused=records, place=here["place"], first=first)
             self.choices = self.choices.having(self._fleet(pool), made)
-            lines = [f"{_name(each)}: {each.missing or blocked(each)}" for each in standing]
+            lines = [f"{_name(each)}: {each.missing or blocked(each)}" for each in state]
             error.message = f"{pool['name']} was refused in every place\n" + "\n".join(lines)
             raise error
         return pool, records, free
@@ -219,8 +219,8 @@ class Failover:
 _NOWHERE = "none"
 
 
-def _name(standing: Standing) -> str:
-    return str(standing.place["place"])
+def _name(state: PlaceState) -> str:
+    return str(state.place["place"])
 
 
 def _first(pool: Pool) -> str:
@@ -232,22 +232,22 @@ def _named(pool: Pool, call: str) -> str:
     return str(next(found, call.partition("__")[2] or call))
 
 
-def blocked(standing: Standing) -> str:
+def blocked(state: PlaceState) -> str:
     """Says why, when and until when a place is blocked; a place that is not was not tried."""
-    why, until = standing.why, standing.until
+    why, until = state.why, state.until
     if why is None or until is None:
         return "not tried"
     kind = "quota" if why.cause == "QuotaExceeded" else "capacity"
-    by = "" if why.place == standing.place["place"] else f", as {why.place} was,"
+    by = "" if why.place == state.place["place"] else f", as {why.place} was,"
     words = why.words.rstrip(".")
     return f"refused{by} at {why.at[11:16]} UTC, for {kind}: {words}; it is tried again from {until:%H:%M} UTC on"
 
 
-def _question(pool: Pool, chosen: Standing) -> str:
+def _question(pool: Pool, selected: PlaceState) -> str:
     before = next(each for each in pool["places"] if each["place"] == pool["place"])
-    prices = [_price(each) for each in (before, chosen.place)]
-    machine = chosen.place["machine_types"][0]
-    return f"{pool['name']}: go on with {chosen.place['place']}, {machine}, at {prices[1]} in place of {prices[0]}?"
+    prices = [_price(each) for each in (before, selected.place)]
+    machine = selected.place["machine_types"][0]
+    return f"{pool['name']}: go on with {selected.place['place']}, {machine}, at {prices[1]} in place of {prices[0]}?"
 
 
 def _price(place: Pool) -> str:

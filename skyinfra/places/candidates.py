@@ -16,7 +16,7 @@ from skyinfra.providers import CloudProvider, Provider
 BETWEEN = "__"
 # What tells one place of a provider from another, besides its region and its zones.
 _ACCOUNT = ("profile", "project", "project_id", "account_id")
-_TELLING = (*_ACCOUNT, "data_centers", "cloud", "instance_types")
+_DISTINCT = (*_ACCOUNT, "data_centers", "cloud", "instance_types")
 
 
 def alternatives(pool: ComputePool) -> Iterator[tuple[str, ComputePool]]:
@@ -61,7 +61,7 @@ def called(pool: ComputePool, accelerator: Accelerator | None, *, grouped: bool)
     provider = pool.provider
     zones = list(getattr(provider, "zones", ()))
     words = [provider.kind, *_texts(getattr(provider, "region", None)), *(zones if grouped else zones[:1])]
-    for name in _TELLING:
+    for name in _DISTINCT:
         words += _texts(getattr(provider, name, None)) if name in provider.model_fields_set else []
     if accelerator is not None:
         words.append(str(accelerator.with_(mig=None)))

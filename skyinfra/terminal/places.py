@@ -8,7 +8,7 @@ from typing import Any
 from rich.markup import escape
 
 from skyinfra.errors import InvalidField, PoolNotFound
-from skyinfra.failover.blocks import Standing, environment_of, standings
+from skyinfra.failover.blocks import PlaceState, environment_of, place_states
 from skyinfra.failover.deploying import blocked
 from skyinfra.offers import usd
 from skyinfra.places.choices import NAME, Choices
@@ -31,32 +31,32 @@ def show_places(fleet: str, *, as_json: bool = False) -> None:
         hint = "Declare several: ComputePool(provider=[sky.AWS(), sky.GCP()])."
         raise InvalidField("the pool has one place", field="--for", given=fleet, hint=hint)
     choice = Choices.read(project.folder).of(fleet)
-    found = standings(pool, choice, datetime.now(UTC), environment=environment_of(stack))
+    found = place_states(pool, choice, datetime.now(UTC), environment=environment_of(stack))
     if as_json:
         tables.print_document({"fleet": fleet, "places": list(map(_document, found))})
         return
     made = tables.table("", "PLACE", "MACHINE", "ALL NODES PER HOUR", "STATE", sentences=("STATE",))
     for each in found:
         price = each.place.get("usd_per_hour")
-        mark = "->" if each.chosen else ""
+        mark = "->" if each.selected else ""
         cost = "unknown" if price is None else usd(price)
         made.add_row(
-            mark, escape(each.place["place"]), escape(each.place["machine_types"][0]), cost, escape(_state(each))
+            mark, escape(each.place["place"]), escape(each.place["machine_types"][0]), cost, escape(_described(each))
         )
     tables.console().print(made)
     tables.say(f"-> is the place that counts. A deploy tries them from top to bottom; what has refused is in {NAME}.")
 
 
-def _state(standing: Standing) -> str:
-    if standing.missing:
-        return standing.missing
-    return blocked(standing) if standing.until is not None else "free to try"
+def _described(given: PlaceState) -> str:
+    if given.missing:
+        return given.missing
+    return blocked(given) if given.until is not None else "free to try"
 
 
-def _document(standing: Standing) -> dict[str, Any]:
+def _document(given: PlaceState) -> dict[str, Any]:
     return {
-        **standing.place,
-        "chosen": standing.chosen,
-        "blocked_until": standing.until.isoformat() if standing.until else None,
-        "state": _state(standing),
+        **given.place,
+        "selected": given.selected,
+        "blocked_until": given.until.isoformat() if given.until else None,
+        "state": _described(given),
     }
