@@ -45,6 +45,7 @@ PAGES: dict[str, tuple[str, ...]] = {
         "jobs",
         "secrets",
         "volumes",
+        "failover",
         "spending",
         "notebooks",
         "slurm-and-kubernetes",

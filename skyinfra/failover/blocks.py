@@ -91,7 +91,12 @@ def _state(
     place: Place, selected: str, choice: Choice, now: datetime, environment: Mapping[str, str] | None
 ) -> PlaceState:
     ends = [(_until(each), each) for each in choice.refused if _is_about(each, place)]
-    until, why = max(((end, each) for end, each in ends if end > now), key=lambda each: each[0], default=(None, None))
+    until, why = max(
+        ((end, each) for end, each in ends if end > now),
+        # What a place said itself is said before what another said of it.
+        key=lambda row: (row[1].place == place["place"], row[0]),
+        default=(None, None),
+    )
     missing = "" if environment is None else missing_credentials(place, environment)
     return PlaceState(place, place["place"] == selected, until, why, missing)
 

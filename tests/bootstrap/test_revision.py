@@ -78,11 +78,14 @@ POOL: Table = {
     "volumes": [({"/data": sky.Volume(name="v", provider=sky.AWS(zones=["us-east-1a"]), size_gb=9)}, {}, True)],
     # Its tag carries one layout; a machine that gets its configuration anew is not replaced for it, see below.
     "layout": [(sky.mig.Follow(["7g.80gb"]), {}, True)],
+    # Each place has a module of its own.
+    "places": [(sky.cheapest([sky.AWS(), sky.GCP()]), {}, False)],
 }
 # The module replaces nodes for some of these, by itself: another machine, another image, another network.
 PROVIDER: Table = {
     "account_id": [("123456789012", {}, False)],
     "region": [("us-west-2", {}, False)],
+    "regions": [(["us-east-1", "us-west-2"], {}, False)],
     "zones": [(["us-east-1a"], {}, False)],
     "profile": [("research", {}, False)],
     "instance_types": [(["p5.48xlarge"], {}, False)],
