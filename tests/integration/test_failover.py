@@ -143,6 +143,7 @@ def test_zone_then_region_then_cloud(deploys: Deploys) -> None:
     assert deploys.failover().deploy() is not None and deploys.machines() == {AWS_MACHINE: 1}
 
 
+@pytest.mark.slow
 def test_a_place_more_changes_nothing_of_a_fleet_that_stands(deploys: Deploys) -> None:
     deploys.places = lambda: everywhere()[0]
     alone = deploys.synthesize()
@@ -155,6 +156,7 @@ def test_a_place_more_changes_nothing_of_a_fleet_that_stands(deploys: Deploys) -
     assert not (deploys.project / NAME).exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", ["before what was made is removed", "after it"])
 def test_a_process_that_was_killed_between_two_places_goes_on(deploys: Deploys, at: str) -> None:
     class Killed(BaseException):
@@ -180,6 +182,7 @@ def test_a_process_that_was_killed_between_two_places_goes_on(deploys: Deploys, 
     assert (removed in deploys.asked) is bool(left)
 
 
+@pytest.mark.slow
 def test_refused_in_every_place(deploys: Deploys) -> None:
     deploys.bed.world.fail(*map(exhausted, ("us-central1-a", "us-central1-b", "us-east1-b")), NO_AWS)
     with pytest.raises(sky.CapacityUnavailable) as caught:
@@ -196,6 +199,7 @@ def test_refused_in_every_place(deploys: Deploys) -> None:
     assert deploys.modules() == {"t"} and deploys.machines() == {GOOGLE_MACHINE: 1}
 
 
+@pytest.mark.slow
 def test_an_answer_that_leaves_open_what_was_made_moves_nothing(deploys: Deploys) -> None:
     timeout = "Error waiting for instance to create: timeout while waiting for state to become 'DONE'"
     deploys.bed.world.fail(Failure("create", GOOGLE_MACHINE, timeout, leaves="tainted", times=1))
@@ -208,6 +212,7 @@ def test_an_answer_that_leaves_open_what_was_made_moves_nothing(deploys: Deploys
     assert deploys.machines() == {GOOGLE_MACHINE: 1} and deploys.modules() == {"t"}
 
 
+@pytest.mark.slow
 def test_credentials_that_are_refused_are_no_want_of_capacity(deploys: Deploys) -> None:
     deploys.places = lambda: everywhere()[::-1]
     says = "operation error EC2: RunInstances, api error AuthFailure: AWS was not able to validate the credentials"
@@ -217,6 +222,7 @@ def test_credentials_that_are_refused_are_no_want_of_capacity(deploys: Deploys) 
     assert not deploys.asked and not (deploys.project / NAME).exists()
 
 
+@pytest.mark.slow
 def test_a_fleet_that_serves_stays(deploys: Deploys) -> None:
     deploys.nodes = 1
     assert deploys.failover().deploy() is not None
@@ -227,6 +233,7 @@ def test_a_fleet_that_serves_stays(deploys: Deploys) -> None:
     assert deploys.machines() == {GOOGLE_MACHINE: 1} and not deploys.asked
 
 
+@pytest.mark.slow
 def test_who_says_no_keeps_the_file(deploys: Deploys) -> None:
     deploys.answer = False
     deploys.bed.world.fail(exhausted("us-central1-a"))
@@ -235,6 +242,7 @@ def test_who_says_no_keeps_the_file(deploys: Deploys) -> None:
     assert not (deploys.project / NAME).exists()
 
 
+@pytest.mark.slow
 def test_a_locked_state_moves_nothing(deploys: Deploys) -> None:
     deploys.bed.world.fail(exhausted("us-central1-a"))
 
@@ -246,6 +254,7 @@ def test_a_locked_state_moves_nothing(deploys: Deploys) -> None:
     assert not deploys.asked and not (deploys.project / NAME).exists()
 
 
+@pytest.mark.slow
 def test_missing_credentials_of_a_later_place_are_said_first(deploys: Deploys, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RUNPOD_API_KEY", raising=False)
     deploys.accelerator = "A100:8"
