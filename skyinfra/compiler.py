@@ -24,12 +24,14 @@ from skyinfra.protocol.nodeconfig import (
     PLACEHOLDERS,
     VERSION,
     NodeAccelerator,
+    NodeBudget,
     NodeConfig,
     Vendor,
 )
 from skyinfra.protocol.packages import PackageSource
 from skyinfra.providers import Request, Selection
 from skyinfra.providers.cloud import CloudProvider
+from skyinfra.providers.data import Idle
 from skyinfra.providers.volumes import beside
 
 
@@ -162,11 +164,11 @@ def compile_pool(pool: ComputePool, stack: str) -> Deployment:
     if (provider := beside(pool.provider, pool.volumes, pool.nodes)) is not pool.provider:
         pool = pool.model_copy(update={"provider": provider})
     selection = pool.provider.select(_request(pool))
-    _check_budget(pool, selection)
+    budget = _budget(pool, selection)
     accelerator = selection.accelerator
     if accelerator is not None:
         check_concurrency(pool, accelerator.with_(count=1) if selection.hosts > 1 else accelerator)
-    head = _node_config(pool, stack, selection, head=True)
+    head = replace(_node_config(pool, stack, selection, head=True), budget=budget)
     return Deployment(
         stack=stack,
         pool=pool,
@@ -177,20 +179,31 @@ def compile_pool(pool: ComputePool, stack: str) -> Deployment:
     )
 
 
-def _check_budget(pool: ComputePool, selection: Selection) -> None:
-    """Raises `InvalidField` for a budget that is spent within the first hour, or that nobody could hold."""
+def _budget(pool: ComputePool, selection: Selection) -> NodeBudget | None:
+    """Returns the budget by which the nodes end themselves; None where they do not.
+
+    Raises `InvalidField` for one that is spent within the first hour, or that nobody could hold, `NotSupported` where
+    nothing ends such nodes.
+    """
+    stops = pool.budget is not None and pool.budget.action == "stop"
+    if stops:
+        _check_end(pool, selection, "budget", 'action="stop"')
     if pool.budget is None or not isinstance(pool.provider, CloudProvider):
-        return
-    if selection.hourly_cost is None or (selection.head_machine and selection.head_price is None):
+        return None
+    # Of a group of several machine types, the dearest: the limit holds whichever it starts.
+    prices = [selection.prices.get(each) for each in selection.machine_types[: None if stops else 1]]
+    if None in prices or (selection.head_machine and selection.head_price is None):
         hint = "Leave the budget out, or name machines whose price is known: `skyinfra offers`."
         raise InvalidField("the price of its machines is not known", field="budget", hint=hint)
+    node = max(price.usd_per_hour for price in prices if price is not None)
     head = selection.head_price.usd_per_hour if selection.head_price else 0.0
-    hourly = pool.nodes * selection.hourly_cost + head
+    hourly = pool.nodes * node + head
     if pool.budget.usd < hourly:
         hint = "Raise it, or declare fewer nodes."
         raise InvalidField(
             f"the pool costs ${hourly:.2f} an hour", field="budget.usd", given=pool.budget.usd, hint=hint
         )
+    return NodeBudget(pool.budget.usd, head or node, node, hourly) if stops else None
 
 
 def _request(pool: ComputePool) -> Request:
@@ -265,25 +278,32 @@ def _seconds(pool: ComputePool, selection: Selection, field: str) -> float:
     given: str | None = getattr(pool, field)
     if given is None or given == NEVER:
         return 0.0
-    idle, called = pool.provider.data.idle, pool.provider.data.about.called
-    why = "no way is known here by which that ends what it costs" if idle is None else idle.why
-    if not why and selection.separate_head and idle is not None and not idle.grouped:
-        why = "a machine group starts another node in place of one that ends"
-    if why or idle is None:
-        raise NotSupported(
-            f"a node of {called} cannot end itself: {why}",
-            field=field,
-            given=given,
-            hint=f"Leave {field} out, and end the fleet yourself: skyinfra destroy.",
-        )
+    idle = _check_end(pool, selection, field, given)
     if seconds_of(given) < seconds_of(idle.at_least):
         raise InvalidField(
-            f"is shorter than a node of {called} takes to boot",
+            f"is shorter than a node of {pool.provider.data.about.called} takes to boot",
             field=field,
             given=given,
             hint=f"At least {idle.at_least}.",
         )
     return seconds_of(given)
+
+
+def _check_end(pool: ComputePool, selection: Selection, field: str, given: str) -> Idle:
+    """Returns how nodes of the place end themselves. Raises `NotSupported` where they cannot."""
+    idle, called = pool.provider.data.idle, pool.provider.data.about.called
+    why = "no way is known here by which that ends what it costs" if idle is None else idle.why
+    if not why and selection.separate_head and idle is not None and not idle.grouped:
+        why = "a machine group starts another node in place of one that ends"
+    if why or idle is None:
+        without = 'Declare action="warn"' if field == "budget" else f"Leave {field} out"
+        raise NotSupported(
+            f"a node of {called} cannot end itself: {why}",
+            field=field,
+            given=given,
+            hint=f"{without}, and end the fleet yourself: skyinfra destroy.",
+        )
+    return idle
 
 
 def _variables(pool: ComputePool, selection: Selection) -> dict[str, str]:

@@ -168,22 +168,13 @@ class Budget(Declaration):
     """The USD that a fleet of the pool may cost from its deploy to its destroy, by the hours of its machines.
 
     action: ``"warn"``: from 80 % on `skyinfra status`, `skyinfra cost` and the fleet page say so, and `skyinfra cost`
-    exits with 1 once it is spent. It is changed without touching a node.
+    exits with 1 once it is spent. It is changed without touching a node. ``"stop"``: the nodes end themselves once it
+    is spent, by the account of the head, and without a head by what it said last; those that a later deploy makes go on
+    with that account. A machine has the budget that it was made with.
     """
 
     usd: float = Field(gt=0, allow_inf_nan=False)
     action: Literal["warn", "stop"] = "warn"
-
-    @model_validator(mode="after")
-    def _check_action(self) -> Budget:
-        if self.action == "stop":
-            raise InvalidField(
-                "nodes do not end themselves for a budget yet",
-                field="Budget.action",
-                given=self.action,
-                hint='Declare action="warn", and bound what an hour may cost: max_hourly_cost, nodes.',
-            )
-        return self
 
 
 def _provider(given: object) -> object:

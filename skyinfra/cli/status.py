@@ -182,8 +182,9 @@ def _print_stack(status: dict[str, Any]) -> None:
             if node["unwatched"]:
                 tables.say(f"{node['name']}: {node['unwatched']}")
             if node["stops"]:
-                text = f"{node['name']} {node['stops']}. `skyinfra keep {pool['fleet']} 2h` keeps it from being idle."
-                tables.say((text, "yellow"))
+                idle = node["stops"].startswith("stops")  # what ends for another reason is not kept
+                keep = f" `skyinfra keep {pool['fleet']} 2h` keeps it from being idle." if idle else ""
+                tables.say((f"{node['name']} {node['stops']}.{keep}", "yellow"))
             if node["drain_reason"]:
                 tables.say(f"{node['name']} is {node['state']}: {node['drain_reason']}")
     if run := status.get("last_run"):

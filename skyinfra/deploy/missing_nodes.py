@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from skyinfra.errors import InvalidManifest, counted
 from skyinfra.node.folder import NodeDirectory
+from skyinfra.offers import usd
 from skyinfra.protocol import _schema
 from skyinfra.protocol._schema import EngineHost, Name
 from skyinfra.protocol.manifest import Manifest
@@ -43,13 +44,19 @@ def ended_nodes(stack: SynthesizedStack, plan: Plan) -> list[str]:
     limits = ("stop_after_idle", "max_lifetime")
     sentences = []
     for pool in stack.pools if not plan.empty else ():
-        declared = ", ".join(f"{name}={pool[name]}" for name in limits if pool.get(name))
+        found = [f"{name}={pool[name]}" for name in limits if pool.get(name)]
+        budget = pool.get("budget") or {}
+        if stops := budget.get("action") == "stop":
+            found.append(f"its budget of {usd(budget['usd'])}")
+        declared = " or ".join(found)
         gone = _gone(stack.module_of(pool["name"]), plan) if declared else 0
         if gone and pool.get("head"):
             gone = int(pool["nodes"]) + 1  # those of a group are not in the state
         if gone:
             said = _said(stack, pool) or f"as {declared} has it, probably"
             back = f"a deploy brings {gone} back. Volumes and the jobs of its head are still there."
+            if stops:
+                back += " Where its budget is spent, they end again at once: raise it, or destroy the fleet before."
             sentences.append(f"{pool['name']}: {counted(gone, 'node')} ended without a deploy, {said}; {back}")
     return sentences
 

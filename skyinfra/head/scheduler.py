@@ -228,7 +228,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         )
         unwatched = {node: what for node, what in self._unwatched.items() if node not in self._out_of_service}
         problems: dict[str, object] = {"sick": self._sick(), "unwatched": unwatched}
-        problems |= {"ends": self.use.ends, "stops": dict(self.use.stops)}
+        problems |= {"ends": self.use.ends, "stops": self.use.announced}
         return {**super().identity(n_workers), STARTUP_KEY: state.to_json(), SICK_KEY: problems}
 
     async def handle_worker(self, comm: Comm, worker: str) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from skyinfra.errors import SkyinfraError, StateDirectoryError
 from skyinfra.node.folder import replace_file, writing
 from skyinfra.protocol import rpc, services
+from skyinfra.protocol.nodeconfig import NodeBudget
 from skyinfra.protocol.readings import HOURS_VERSION, FleetHours, MachineRun, SlotUse
 
 logger = logging.getLogger("skyinfra.runner")
@@ -26,6 +27,8 @@ logger = logging.getLogger("skyinfra.runner")
 # In the folder of the jobs, where no job begins with a dot.
 FILE = ".hours.json"
 _INTERVAL_S = 60.0
+# A machine that has said its hours within that long still runs, as far as is known.
+_RUNS_S = 150.0
 # Machines, and lines of uses. Of more, the machines that ended first and the uses that come last lose their names: no
 # hour is lost.
 MOST = 10_000
@@ -92,6 +95,16 @@ class Ledger:
             for run in self._runs.pop(first):
                 whole = self._runs.get((_OTHERS, _OTHERS), [replace(run, node=_OTHERS, machine=_OTHERS, seconds=0.0)])
                 self._runs[_OTHERS, _OTHERS] = [replace(whole[0], seconds=whole[0].seconds + run.seconds)]
+
+    def spent(self, head: str, budget: NodeBudget) -> float:
+        """Returns what all machines have cost until now, in USD, by the prices of *budget*. head: the node of that name
+        has a price of its own."""
+        now, spent = time.time(), 0.0
+        for (node, _), runs in self._runs.items():
+            since = now - runs[-1].ended
+            seconds = sum(run.seconds for run in runs) + (since if 0 < since < _RUNS_S else 0.0)
+            spent += seconds / 3600 * (budget.head if node == head else budget.node)
+        return spent
 
     def hours(self, uses: bool = True) -> FleetHours:
         """Returns what the head knows now; without the *uses* of slots, which may be thousands of lines."""

@@ -31,8 +31,8 @@ class Meter(Document, error=InvalidNodeConfig, source=FILE, version=VERSION):
     boot, at: when it was read last, by the id of the boot and the seconds since that. idle_s: since the last use of the
     fleet, as far as the node knows; setup and boot do not count. lived_s: of the node. keep_s: for how long it is kept
     (`skyinfra keep`). served: whether the node was ready in this boot. begun: whether anything has used the fleet since
-    then. config: the hash of the configuration that it
-    counts for. ended: why the node has ended itself; one that is started again after that begins anew.
+    then. config: the hash of the configuration that it counts for. ended: why the node has ended itself; one that is
+    started again after that begins anew. budget_s: for how long the budget of the fleet lasts, as the head said last.
     """
 
     version: int = VERSION
@@ -45,6 +45,7 @@ class Meter(Document, error=InvalidNodeConfig, source=FILE, version=VERSION):
     begun: bool = False
     config: str = ""
     ended: str | None = field(default=None, metadata=_LATER)
+    budget_s: float | None = field(default=None, metadata=_LATER)
 
     @classmethod
     def find(cls, folder: Path) -> Meter:
@@ -75,15 +76,17 @@ class Meter(Document, error=InvalidNodeConfig, source=FILE, version=VERSION):
             idle_s=0.0 if used else self.idle_s + passed,
             lived_s=self.lived_s + passed,
             keep_s=max(0.0, self.keep_s - passed),
+            budget_s=None if self.budget_s is None else max(0.0, self.budget_s - passed),
             served=served,
             begun=self.begun and not again,
             config=config,
         )
 
-    def heard(self, idle_s: float, keep_s: float, begun: bool) -> Meter:
-        """Returns the meter after the head has said for how long it knows of no use, and keeps the fleet; and whether
-        there was a use at all."""
-        return replace(self, idle_s=min(self.idle_s, max(0.0, idle_s)), keep_s=keep_s, begun=self.begun or begun)
+    def heard(self, idle_s: float, keep_s: float, begun: bool, budget_s: float | None = None) -> Meter:
+        """Returns the meter after the head has said for how long it knows of no use, and keeps the fleet; whether there
+        was a use at all; and for how long the budget lasts, where it knows."""
+        least, left_s = min(self.idle_s, max(0.0, idle_s)), self.budget_s if budget_s is None else budget_s
+        return replace(self, idle_s=least, keep_s=keep_s, begun=self.begun or begun, budget_s=left_s)
 
     def used(self) -> Meter:
         """Returns the meter after a use."""

@@ -6,20 +6,29 @@ import math
 import time
 from collections.abc import Callable
 
+from skyinfra.protocol.nodeconfig import NodeBudget
+from skyinfra.protocol.services import UseOfFleet
+
 # A node that has reported nothing for that long is gone, or does not count.
 _SILENT_S = 60.0
+# Parts of a budget that are said to who is to be notified; from the second on, to everybody.
+_SAID = (0.5, 0.8, 1.0)
 
 
 class FleetUse:
     """When a fleet was used last. *busy*: whether the head has something to do now. *now*: a clock that never jumps.
 
     stops: says that and when nodes end themselves, once that is near, by their names. on_stops: gets a node and that
-    sentence when it says so first.
+    sentence when it says so first. budget: what the fleet may cost, by the name of its head; None for any amount.
+    spent: gives what it has cost, in USD.
     """
 
     def __init__(self, busy: Callable[[], bool], now: Callable[[], float] = time.monotonic) -> None:
         self.stops: dict[str, str] = {}
         self.on_stops: Callable[[str, str], object] = lambda node, text: None
+        self.budget: tuple[str, NodeBudget] | None = None
+        self.spent: Callable[[str, NodeBudget], float] = lambda head, budget: 0.0
+        self._part_said = 0.0
         self._busy = busy
         self._now = now
         self._used = -math.inf
@@ -44,9 +53,9 @@ class FleetUse:
 
     def report(
         self, node: str, idle_s: float, keep_s: float, begun: bool = False, stops: str | None = None
-    ) -> tuple[float, float, bool]:
+    ) -> UseOfFleet:
         """Notes what *node* knows: for how long there was no use, for how long it is kept, whether there was a use at
-        all. Returns these of the fleet.
+        all. Returns these of the fleet, and for how long its budget lasts while all nodes run.
 
         A head that started anew has from its nodes what it has forgotten.
         """
@@ -64,4 +73,27 @@ class FleetUse:
             if node not in before:
                 self.on_stops(node, stops)
         least = min(now - self._used, *(idle + now - said for idle, said in self._reports.values()))
-        return least, max(0.0, self._kept - now), self._begun
+        return least, max(0.0, self._kept - now), self._begun, self._budget_s()
+
+    def _budget_s(self) -> float | None:
+        """Returns for how long the budget lasts while all nodes run, and says how much is spent when that is half of
+        it and more."""
+        if self.budget is None:
+            return None
+        head, budget = self.budget
+        spent = self.spent(head, budget)
+        said, self._part_said = self._part_said, max((part for part in _SAID if spent >= part * budget.usd), default=0)
+        if self._part_said > said:
+            self.on_stops(head, self._spent_text(budget))
+        return max(0.0, (budget.usd - spent) / budget.pool * 3600)
+
+    def _spent_text(self, budget: NodeBudget) -> str:
+        return f"ends once the budget of {budget} is spent: {self._part_said:.0%} of it is"
+
+    @property
+    def announced(self) -> dict[str, str]:
+        """The ends that are near, in words, by node; of a budget that is nearly spent, by the head."""
+        if self.budget is None or self._part_said < _SAID[1]:
+            return dict(self.stops)
+        head, budget = self.budget
+        return {head: self._spent_text(budget), **self.stops}

@@ -22,6 +22,8 @@ from skyinfra.idle import ending
 from skyinfra.idle.meter import FILE, Meter, since_boot, span
 from skyinfra.node.folder import NodeDirectory
 from skyinfra.node.node import Node
+from skyinfra.protocol.nodeconfig import NodeConfig
+from skyinfra.protocol.services import UseOfFleet
 
 logger = logging.getLogger("skyinfra.runner")
 
@@ -42,8 +44,8 @@ _AGAIN = 2
 _TERMINALS = Path("/dev/pts")
 
 # Reports to the head for how long there was no use, for how long the node is kept, whether there was any use, and what
-# is said of its end; gives what the head knows of these, None where it does not answer.
-Report = Callable[[Node, float, float, bool, str | None], Awaitable[tuple[float, float, bool] | None]]
+# is said of its end; gives what the head knows, None where it does not answer.
+Report = Callable[[Node, float, float, bool, str | None], Awaitable[UseOfFleet | None]]
 
 
 @dataclass(eq=False)
@@ -87,7 +89,9 @@ class IdleWatch:
     @property
     def _pause_s(self) -> float:
         config = self._node.config if self._node is not None else None
-        least = min((s for s in (config.idle_seconds, config.lifetime_seconds) if s), default=math.inf) if config else 1
+        budget_s = config.budget.seconds if config is not None and config.budget is not None else 0.0
+        limits = (config.idle_seconds, config.lifetime_seconds, budget_s) if config is not None else (1.0,)
+        least = min((seconds for seconds in limits if seconds), default=math.inf)
         return max(_LOOK_LEAST_S, min(_LOOK_S if self.stops is None else _NEAR_S, least / _LOOKS))
 
     async def _look(self, node: Node) -> None:
@@ -113,12 +117,12 @@ class IdleWatch:
         config = node.config
         idle_s = config.idle_seconds if meter.begun else max(config.idle_seconds, _FIRST_S[ending.form(config)])
         idle_left = idle_s - meter.idle_s if config.idle_seconds else math.inf
-        life_left = config.lifetime_seconds - meter.lived_s if config.lifetime_seconds else math.inf
-        self._warn(idle_s, idle_left, config.lifetime_seconds, life_left, meter)
+        life_left, life_s, what, over = _life(config, meter)
+        self._warn(idle_s, idle_left, life_s, life_left, meter, f"{what} is {over}")
         if life_left <= 0:
-            self._end(f"its max_lifetime of {span(config.lifetime_seconds)} is over", node)
-        elif life_left <= min(_LAST_S, _notice(config.lifetime_seconds)):
-            self._close(request.LIFETIME, f"max_lifetime of {span(config.lifetime_seconds)}", life_left)
+            self._end(f"{what} is {over}", node)
+        elif life_left <= min(_LAST_S, _notice(life_s)):
+            self._close(request.LIFETIME, what.removeprefix("its "), life_left)
         elif idle_left > 0 or running:
             self._serve_on()
         else:
@@ -128,11 +132,11 @@ class IdleWatch:
             if self._looks > _AGAIN:
                 self._end(why, node)
 
-    def _warn(self, idle_s: float, idle_left: float, life_s: float, life_left: float, meter: Meter) -> None:
+    def _warn(self, idle_s: float, idle_left: float, life_s: float, life_left: float, meter: Meter, over: str) -> None:
         """Says that the node ends soon, the less often the longer that takes."""
         text = None
         if life_left <= _notice(life_s):
-            text = f"ends in {_about(life_left)}: its max_lifetime of {span(life_s)} is over then, whatever runs"
+            text = f"ends in {_about(life_left)}: {over} then, whatever runs"
         elif idle_left <= _notice(idle_s) and meter.served:
             text = f"stops in {_about(idle_left)}: nothing has used it for {span(idle_s)} then (stop_after_idle)"
         if text is not None and self.stops is None:
@@ -222,6 +226,20 @@ class IdleWatch:
         if text != self._said:
             logger.error("%s", text)
         self._said = text
+
+
+def _life(config: NodeConfig, meter: Meter) -> tuple[float, float, str, str]:
+    """Returns for how long a node has still to live, whatever runs, of how long; and in words, by what and why.
+
+    What the head said of the budget counts on while it is away, as if all nodes ran. A node that never heard of it
+    takes its own time for that of all.
+    """
+    life_s, budget = config.lifetime_seconds, config.budget
+    limits = [(life_s - meter.lived_s, life_s, f"its max_lifetime of {span(life_s)}", "over")] if life_s else []
+    if budget is not None:
+        left_s = budget.seconds - meter.lived_s if meter.budget_s is None else meter.budget_s
+        limits.append((left_s, budget.seconds, f"the budget of {budget}", "spent"))
+    return min(limits, default=(math.inf, 0.0, "", ""))
 
 
 def _notice(seconds: float) -> float:

@@ -67,6 +67,25 @@ class NodeAccelerator:
 
 
 @dataclass(frozen=True)
+class NodeBudget:
+    """The USD that the fleet may cost before its nodes end themselves, and the prices of an hour: of the head, of each
+    other node, and of all nodes together."""
+
+    usd: float
+    head: float
+    node: float
+    pool: float
+
+    @property
+    def seconds(self) -> float:
+        """For how long all nodes may run."""
+        return self.usd / self.pool * 3600
+
+    def __str__(self) -> str:
+        return f"${self.usd:,.2f}"
+
+
+@dataclass(frozen=True)
 class NodeConfig(
     _schema.Document,
     error=InvalidNodeConfig,
@@ -92,7 +111,7 @@ class NodeConfig(
     among which those of the GPUs follow the work; ``accelerator.layouts`` are then those that a node begins with.
     ``secrets``: the names of the secrets that tasks get from their clients, by the variables that hold them.
     ``idle_seconds``: after how long without use the node ends itself; ``lifetime_seconds``: after how long in any case;
-    0: never.
+    0: never. ``budget``: they end once it is spent.
     """
 
     version: int
@@ -121,6 +140,7 @@ class NodeConfig(
     secrets: dict[str, str] = field(default_factory=dict, metadata=_LATER)
     idle_seconds: float = field(default=0.0, metadata=_LATER)
     lifetime_seconds: float = field(default=0.0, metadata=_LATER)
+    budget: NodeBudget | None = field(default=None, metadata=_LATER)
 
     @property
     def fleet(self) -> str:
@@ -130,7 +150,7 @@ class NodeConfig(
     @property
     def ends_itself(self) -> bool:
         """Whether the node ends by itself at some time."""
-        return bool(self.idle_seconds or self.lifetime_seconds)
+        return bool(self.idle_seconds or self.lifetime_seconds or self.budget)
 
     def _check(self, source: str) -> None:
         refuse, accelerator = self._refuse, self.accelerator
@@ -151,6 +171,8 @@ class NodeConfig(
         for name in ("drain_seconds", "grace_seconds", "idle_seconds", "lifetime_seconds"):
             seconds = getattr(self, name)
             refuse(not 0 <= seconds < math.inf, "must be at least 0", f"{source}.{name}", seconds)
+        for name, usd in vars(self.budget).items() if self.budget is not None else ():
+            refuse(not 0 < usd < math.inf, "must be more than 0", f"{source}.budget.{name}", usd)
         wrong = self.slice_hosts != 0 and (self.slice_hosts < 2 or accelerator is None or any(accelerator.per_gpu))
         refuse(wrong, "a slice of several hosts has chips without a layout", f"{source}.slice_hosts", self.slice_hosts)
         wrong = self.folder is not None and not self.folder.startswith("/")

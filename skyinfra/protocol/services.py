@@ -15,6 +15,10 @@ from skyinfra.protocol.jobs import JobInfo, Submission, Written
 from skyinfra.protocol.readings import FleetHours, FleetWork, MachineRun, TaskRecord
 from skyinfra.protocol.rpc import Envelope, call
 
+# For how long there was no use, for how long it is kept, whether there was any use, and for how long its budget lasts,
+# which a head of the version before leaves out.
+UseOfFleet = tuple[float, float, bool, float | None]
+
 
 # The fleet: `skyinfra.head.scheduler`
 @call(read_only=True)
@@ -28,7 +32,7 @@ def leave(*, node: str, why: str, if_others: bool = False) -> bool: ...
 @call()
 def report(*, node: str, not_started: dict[str, str], unwatched: str | None) -> None: ...
 @call()
-def use(*, node: str, idle_s: float, keep_s: float, begun: bool, stops: str | None) -> tuple[float, float, bool]: ...
+def use(*, node: str, idle_s: float, keep_s: float, begun: bool, stops: str | None) -> UseOfFleet: ...
 @call()
 def keep(*, seconds: float) -> float: ...
 @call(read_only=True)

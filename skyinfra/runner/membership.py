@@ -29,6 +29,7 @@ from skyinfra.protocol import services
 from skyinfra.protocol.fleet import VERSION, FleetLayout
 from skyinfra.protocol.manifest import Endpoint
 from skyinfra.protocol.readings import MachineRun
+from skyinfra.protocol.services import UseOfFleet
 from skyinfra.runner import head_connection
 from skyinfra.runner.head_connection import HeadConnection
 from skyinfra.runner.reports import BootReports
@@ -123,7 +124,7 @@ class Membership:
 
     async def report_idle(
         self, node: Node, idle_s: float, keep_s: float, begun: bool, stops: str | None
-    ) -> tuple[float, float, bool] | None:
+    ) -> UseOfFleet | None:
         """Tells the head for how long *node* knows of no use, see `FleetUse.report`; None where it does not answer."""
         if self._scheduler is not None:
             return self._scheduler.use.report(node.name, idle_s, keep_s, begun, stops)
@@ -137,7 +138,8 @@ class Membership:
                 heard = await within(reported, head_connection.ANSWER_S)
         except (OSError, NotSupported):
             return None
-        return float(heard[0]), float(heard[1]), bool(heard[2])
+        budget_s = heard[3] if len(heard) > 3 else None
+        return float(heard[0]), float(heard[1]), bool(heard[2]), None if budget_s is None else float(budget_s)
 
     def measured(self, node: Node, runs: Sequence[MachineRun]) -> None:
         """Informs the head of all runs of the machine of *node*, once there is one."""
@@ -223,7 +225,7 @@ class Membership:
             self._parts.push_async_callback(ledger.stop)
             self._scheduler.on_sick = jobs.tell_sick
             self._scheduler.has_jobs = lambda: jobs.any
-            self._scheduler.use.on_stops = jobs.tell_stops
+            self._scheduler.use.on_stops, self._scheduler.use.spent = jobs.tell_stops, ledger.spent
             client = Credentials.derive(node.secret, role="client", name=node.name).security()
             jobs.start(Execution(self._scheduler, relay, client))
             write = functools.partial(desired.follow, self.directory)
@@ -235,6 +237,7 @@ class Membership:
                 self._parts.push_async_callback(reports.close)
                 await reports.start()
         self._scheduler.declared_secrets = node.config.secrets
+        self._scheduler.use.budget = (node.name, node.config.budget) if node.config.budget is not None else None
         return start.reached_at(self._scheduler)
 
     async def _stop_scheduler(self) -> None:

@@ -19,10 +19,10 @@ class Clock:
 def test_the_least_that_anyone_knows_counts() -> None:
     clock = Clock()
     fleet = clock.use()
-    assert fleet.report("n0", 300.0, 0.0) == (300.0, 0.0, False)
-    assert fleet.report("n1", 20.0, 0.0) == (20.0, 0.0, False)
+    assert fleet.report("n0", 300.0, 0.0) == (300.0, 0.0, False, None)
+    assert fleet.report("n1", 20.0, 0.0) == (20.0, 0.0, False, None)
     clock.now += 10
-    assert fleet.report("n0", 310.0, 0.0) == (30.0, 0.0, False)
+    assert fleet.report("n0", 310.0, 0.0) == (30.0, 0.0, False, None)
 
 
 def test_a_head_that_starts_anew_knows_no_use_and_ends_nothing() -> None:
@@ -38,7 +38,7 @@ def test_what_runs_or_waits_is_a_use() -> None:
     assert fleet.report("n0", 900.0, 0.0)[0] == 0.0
     clock.busy = False
     clock.now += 7
-    assert fleet.report("n0", 907.0, 0.0) == (7.0, 0.0, True)
+    assert fleet.report("n0", 907.0, 0.0) == (7.0, 0.0, True, None)
 
 
 def test_a_node_that_tells_nothing_any_more_holds_nobody() -> None:
@@ -79,6 +79,6 @@ def test_what_a_node_says_of_its_end_goes_with_it() -> None:
 def test_a_use_that_a_node_alone_has_seen_is_known_to_all() -> None:
     clock = Clock()
     fleet = clock.use()
-    assert fleet.report("n0", 30.0, 0.0) == (30.0, 0.0, False)
+    assert fleet.report("n0", 30.0, 0.0) == (30.0, 0.0, False, None)
     fleet.report("n1", 0.0, 0.0, True)
-    assert fleet.report("n0", 30.0, 0.0) == (0.0, 0.0, True)
+    assert fleet.report("n0", 30.0, 0.0) == (0.0, 0.0, True, None)

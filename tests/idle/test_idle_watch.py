@@ -7,6 +7,7 @@ import os
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ from skyinfra.idle.meter import FILE, Meter
 from skyinfra.idle.watch import IdleWatch
 from skyinfra.node.folder import NodeDirectory
 from skyinfra.node.node import Node
-from skyinfra.protocol.nodeconfig import NodeConfig
+from skyinfra.protocol.nodeconfig import NodeBudget, NodeConfig
 
 IDLE = 1800.0
 
@@ -33,7 +34,7 @@ class World:
     ready: bool = True
     runs: bool = False
     closed: bool = False
-    head: tuple[float, float, bool] | None = None
+    head: tuple[float, float, bool] | tuple[float, float, bool, float] | None = None
     config: NodeConfig = field(init=False)
 
     def __post_init__(self) -> None:
@@ -54,7 +55,7 @@ class World:
         async def used() -> bool:
             return self.runs
 
-        async def report(*_: object) -> tuple[float, float, bool] | None:
+        async def report(*_: object) -> Any:
             return self.head
 
         return IdleWatch(self.directory, used=used, closed=lambda: self.closed, report=report, ready=lambda: self.ready)
@@ -225,6 +226,43 @@ def test_a_lifetime_ends_what_runs_and_says_so_to_tasks(world: World) -> None:
     assert world.drain.until is not None and 60 < world.drain.until - time.time() < 120
     world.look(110)
     assert world.node.over == "its max_lifetime of 2h is over" and world.asked
+
+
+def test_a_budget_ends_what_runs_by_the_account_of_the_head(world: World) -> None:
+    budget = NodeBudget(usd=200.0, head=25.0, node=25.0, pool=50.0)
+    world.runs = True
+    world.head = 0.0, 0.0, True, 7200.0
+    # Of two nodes: for four hours. The head knows of machines that were there before.
+    assert world.look(idle_seconds=0.0, budget=budget).stops is None
+    world.head = None  # it is gone for good
+    world.look(6800)
+    assert world.node.stops == "ends in 7m: the budget of $200.00 is spent then, whatever runs"
+    world.head = 0.0, 0.0, True, 9000.0  # the other node was away
+    assert world.look(20).stops is None
+    world.head = None
+    world.look(8900)
+    assert world.drain is not None and world.drain.why == "the budget of $200.00"
+    world.look(110)
+    assert world.node.over == "the budget of $200.00 is spent" and world.asked
+
+
+def test_a_node_that_never_heard_of_the_account_lives_as_long_as_all_nodes_may(world: World) -> None:
+    """A budget that only the head enforces fails open."""
+    budget = NodeBudget(usd=200.0, head=25.0, node=25.0, pool=50.0)
+    world.ready = False
+    # The meter begins with the first look.
+    assert world.look(idle_seconds=0.0, budget=budget).over is None
+    assert world.look(3 * 3600.0).over is None
+    world.look(3600.0 + 10)
+    assert world.node.over == "the budget of $200.00 is spent" and world.asked
+
+
+def test_of_a_budget_and_a_lifetime_the_first_counts(world: World) -> None:
+    budget = NodeBudget(usd=200.0, head=25.0, node=25.0, pool=50.0)
+    world.look(2 * 3600.0, lifetime_seconds=7200.0, budget=budget)
+    assert world.node.over is None
+    world.look(3600.0 * 2)
+    assert world.node.over == "its max_lifetime of 2h is over"
 
 
 def test_another_lifetime_takes_it_back(world: World) -> None:
