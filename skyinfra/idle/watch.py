@@ -34,6 +34,8 @@ _NEAR_S, _LOOK_LEAST_S = 5.0, 0.5
 _FIRST_S = {"machine": 900.0, "container": 300.0, "process": 60.0}
 # Part of the idle time, and of the lifetime, for which its end is announced, and the longest.
 _WARN, _WARN_S = 5, 600.0
+# No budget is less than the price of an hour.
+_UNHEARD_S = 3600.0
 # For how long before the end of its lifetime a node takes no new task.
 _LAST_S = 120.0
 # The meter is written that often, and at each use; a runner that was killed has lost no more.
@@ -103,6 +105,9 @@ class IdleWatch:
         heard = await self.report(node, meter.idle_s, meter.keep_s, meter.begun, self.stops)
         if heard is not None:
             meter = meter.heard(*heard)
+            if meter.budget_s is None and (budget := node.config.budget) is not None:
+                # A head that keeps no account of it: each node takes its own time for that of all.
+                meter = replace(meter, budget_s=max(0.0, budget.seconds - meter.lived_s))
         self._meter = replace(meter, idle_s=0.0) if meter.keep_s else meter
         self._write(self._meter)
         self._decide(node, self._meter, running=used)
@@ -232,12 +237,13 @@ def _life(config: NodeConfig, meter: Meter) -> tuple[float, float, str, str]:
     """Returns for how long a node has still to live, whatever runs, of how long; and in words, by what and why.
 
     What the head said of the budget counts on while it is away, as if all nodes ran. A node that never heard of it
-    takes its own time for that of all.
+    lives for the one hour that every budget pays: a head that has ended, as all is spent, says nothing to nodes that
+    boot later.
     """
     life_s, budget = config.lifetime_seconds, config.budget
     limits = [(life_s - meter.lived_s, life_s, f"its max_lifetime of {span(life_s)}", "over")] if life_s else []
     if budget is not None:
-        left_s = budget.seconds - meter.lived_s if meter.budget_s is None else meter.budget_s
+        left_s = min(budget.seconds, _UNHEARD_S) - meter.lived_s if meter.budget_s is None else meter.budget_s
         limits.append((left_s, budget.seconds, f"the budget of {budget}", "spent"))
     return min(limits, default=(math.inf, 0.0, "", ""))
 

@@ -246,12 +246,22 @@ def test_a_budget_ends_what_runs_by_the_account_of_the_head(world: World) -> Non
     assert world.node.over == "the budget of $200.00 is spent" and world.asked
 
 
-def test_a_node_that_never_heard_of_the_account_lives_as_long_as_all_nodes_may(world: World) -> None:
-    """A budget that only the head enforces fails open."""
+def test_a_node_that_never_heard_of_the_account_lives_for_an_hour(world: World) -> None:
+    """A budget that only the head enforces fails open; that of a head that has ended is spent."""
     budget = NodeBudget(usd=200.0, head=25.0, node=25.0, pool=50.0)
     world.ready = False
     # The meter begins with the first look.
     assert world.look(idle_seconds=0.0, budget=budget).over is None
+    assert world.look(3500.0).over is None
+    world.look(110.0)
+    assert world.node.over == "the budget of $200.00 is spent" and world.asked
+
+
+def test_a_node_whose_head_keeps_no_account_lives_as_long_as_all_nodes_may(world: World) -> None:
+    budget = NodeBudget(usd=200.0, head=25.0, node=25.0, pool=50.0)
+    world.ready, world.head = False, (0.0, 0.0, False)
+    world.look(idle_seconds=0.0, budget=budget)
+    world.head = None
     assert world.look(3 * 3600.0).over is None
     world.look(3600.0 + 10)
     assert world.node.over == "the budget of $200.00 is spent" and world.asked
@@ -259,6 +269,7 @@ def test_a_node_that_never_heard_of_the_account_lives_as_long_as_all_nodes_may(w
 
 def test_of_a_budget_and_a_lifetime_the_first_counts(world: World) -> None:
     budget = NodeBudget(usd=200.0, head=25.0, node=25.0, pool=50.0)
+    world.head = (0.0, 0.0, False)
     world.look(2 * 3600.0, lifetime_seconds=7200.0, budget=budget)
     assert world.node.over is None
     world.look(3600.0 * 2)
