@@ -26,7 +26,7 @@ from skyinfra.protocol.fleet import LayoutChange, NodeFailure
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.jobs import JobInfo
 from skyinfra.protocol.manifest import Manifest
-from skyinfra.protocol.readings import SlotReading
+from skyinfra.protocol.readings import Progress, SlotReading
 from skyinfra.providers import Machines
 from skyinfra.recommendation.memory import Part, Split, Workload
 from skyinfra.recommendation.models import Model
@@ -224,7 +224,11 @@ OFFER = {
     "selected": bool,
     "chosen": bool,
 }
-USE = {**fields(InstanceInfo), **fields(SlotReading, "slot"), "tasks": [RunningTask]}
+USE = {
+    **fields(InstanceInfo),
+    **fields(SlotReading, "slot"),
+    "tasks": [{**fields(RunningTask), "progress": Progress | None}],
+}
 PICTURE = {
     "partitions": [
         {
@@ -311,7 +315,10 @@ DOCUMENTS: dict[str, tuple[str, Shape]] = {
             "notes": [str],
         },
     ),
-    "jobs": ("skyinfra jobs STACK/POOL --json", {"jobs": [JobInfo], "kept?": KEPT}),
+    "jobs": (
+        "skyinfra jobs STACK/POOL --json",
+        {"jobs": [{**fields(JobInfo), "progress": Progress | None}], "kept?": KEPT},
+    ),
     "fetch": (
         "skyinfra jobs fetch STACK/POOL JOB --json",
         {"folder": str, "files": [{"path": str, "size": int, "how": How}]},

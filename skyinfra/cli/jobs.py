@@ -27,6 +27,7 @@ from skyinfra.errors import (
 )
 from skyinfra.protocol import questions
 from skyinfra.protocol.jobs import JobInfo
+from skyinfra.protocol.readings import Progress
 from skyinfra.terminal import names, tables
 from skyinfra.terminal.progress import asked, working
 
@@ -44,14 +45,19 @@ app = typer.Typer()
 def list_jobs(fleet: Fleet, as_json: Json = False, wide: Wide = False) -> None:
     """List the jobs that the head keeps. `skyinfra jobs STACK/POOL` does the same."""
     kept: dict[str, object] | None = None
+    progress: dict[str, Progress] = {}
     try:
         with asked(fleet) as pool:
-            found, simulated = pool.jobs(), pool.manifest.simulated
+            found, simulated, work = pool.jobs(), pool.manifest.simulated, pool.work()
+        slots = work.progress if work is not None else {}
+        running = {each.id: each.slot or "" for each in found if each.state == "running"}
+        progress = {job: slots[slot] for job, slot in running.items() if slot in slots}
         names.remember_jobs(fleet, (job.name for job in found))
     except GONE as error:
         found, kept, simulated = _kept(fleet, error)
     if as_json:
-        document: dict[str, object] = {"jobs": [job.to_json() for job in found]}
+        told = {name: each.to_json() for name, each in progress.items()}
+        document: dict[str, object] = {"jobs": [{**job.to_json(), "progress": told.get(job.id)} for job in found]}
         tables.print_document(document | ({"kept": kept} if kept else {}))
         return
     if not found:
@@ -66,6 +72,7 @@ def list_jobs(fleet: Fleet, as_json: Json = False, wide: Wide = False) -> None:
     for job in found:
         style, used = _STYLES.get(job.state), tables.used(job.figures)
         state = job.state if kept is None or job.over else f"{job.state} when kept"
+        state += f", {tables.steps(progress[job.id])}" if job.id in progress else ""
         made.add_row(
             escape(job.name),
             f"[{style}]{state}[/]" if style else state,

@@ -21,7 +21,7 @@ from skyinfra.errors import InvalidField, NodeError, SkyinfraError, counted
 from skyinfra.errors.printable import printable
 from skyinfra.protocol import questions
 from skyinfra.protocol.findings import Finding
-from skyinfra.protocol.readings import SlotReading
+from skyinfra.protocol.readings import Progress, SlotReading
 from skyinfra.terminal import tables
 from skyinfra.terminal.progress import asked, working
 from skyinfra.terraform.project import Project
@@ -129,15 +129,17 @@ def top(
                     live.update(_usage_table(*_usage(pool, names)), refresh=True)
 
 
-def _usage(pool: Questions, names: list[str]) -> tuple[Answers, Tasks]:
+def _usage(pool: Questions, names: list[str]) -> tuple[Answers, Tasks, dict[str, Progress]]:
     answers: Answers = {}
     for name, answer in pool.ask_all(names, questions.METRICS, wait_s=_TOP_S).items():
         answers[name] = answer if isinstance(answer, NodeError) else [SlotReading.read(each) for each in answer]
-    return answers, pool.running()
+    work = pool.work()
+    return answers, pool.running(), work.progress if work is not None else {}
 
 
-def _usage_document(answers: Answers, tasks: Tasks) -> dict[str, Any]:
+def _usage_document(answers: Answers, tasks: Tasks, progress: dict[str, Progress]) -> dict[str, Any]:
     found: list[dict[str, object]] = []
+    told = {slot: each.to_json() for slot, each in progress.items()}
     for name, answer in answers.items():
         if isinstance(answer, NodeError):
             found.append({"name": name, "problem": answer.message, "slots": []})
@@ -147,7 +149,8 @@ def _usage_document(answers: Answers, tasks: Tasks) -> dict[str, Any]:
                 **reading.slot.to_json(),
                 **{key: value for key, value in reading.to_json().items() if key != "slot"},
                 "tasks": [
-                    {"key": t.key, "name": t.name, "seconds": t.seconds} for t in tasks.get(reading.slot.slot, ())
+                    {"key": t.key, "name": t.name, "seconds": t.seconds, "progress": told.get(reading.slot.slot)}
+                    for t in tasks.get(reading.slot.slot, ())
                 ],
             }
             for reading in answer
@@ -156,7 +159,7 @@ def _usage_document(answers: Answers, tasks: Tasks) -> dict[str, Any]:
     return {"nodes": found}
 
 
-def _usage_table(answers: Answers, tasks: Tasks) -> Table:
+def _usage_table(answers: Answers, tasks: Tasks, progress: dict[str, Progress]) -> Table:
     readings = [each for answer in answers.values() if not isinstance(answer, NodeError) for each in answer]
     # A simulation has no such figures, or some of them.
     made_up = bool(readings) and all(each.slot.simulated for each in readings)
@@ -178,7 +181,7 @@ def _usage_table(answers: Answers, tasks: Tasks) -> Table:
                 str(slot.worker),
                 escape(device + tables.simulated_mark(slot.simulated)),
                 *(show(reading) for show in shown.values()),
-                escape(", ".join(_task(t, reading) for t in tasks.get(slot.slot, ()))),
+                escape(", ".join(_task(t, reading, progress.get(slot.slot)) for t in tasks.get(slot.slot, ()))),
             )
     return made
 
@@ -190,10 +193,11 @@ def _use(reading: SlotReading) -> str:
     return ", ".join([f"{reading.utilization:.0f} %", *units])
 
 
-def _task(task: RunningTask, reading: SlotReading) -> str:
+def _task(task: RunningTask, reading: SlotReading, progress: Progress | None) -> str:
     used = tables.used(reading.figures) if reading.task == task.key else ""
     used += used and tables.simulated_mark(reading.slot.simulated)
-    return f"{task.name} {task.seconds:.0f} s{used and f' ({used})'}"
+    done = ", ".join(filter(None, (tables.steps(progress), progress.note))) if progress is not None else ""
+    return f"{task.name} {task.seconds:.0f} s{done and f', {done}'}{used and f' ({used})'}"
 
 
 def _memory(reading: SlotReading) -> str:

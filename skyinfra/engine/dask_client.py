@@ -31,6 +31,18 @@ def send_soon(stream: Any) -> None:
     stream.interval = SEND_INTERVAL_S
 
 
+def is_used_by_others() -> bool:
+    """Returns whether this process uses Dask besides for our clients: clients and clusters of the user, or a node."""
+    from distributed import Client, Nanny, Scheduler, SpecCluster, Worker
+
+    if any(map(len, (SpecCluster._instances, Scheduler._instances, Worker._instances, Nanny._instances))):
+        return True
+    ours = tuple(f"Client-{name}-" for name in (calls.CLIENT, calls.FORWARDED_CLIENT))
+    with contextlib.suppress(RuntimeError):  # another thread makes one
+        return not all(client.id.startswith(ours) for client in [*Client._instances])
+    return True
+
+
 def client_stream(client: Client) -> Any:
     """Returns the stream to the head; another object after each reconnect, so that what was set for it is set again."""
     return client.scheduler_comm

@@ -4,39 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import logging
 import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from skyinfra.engine import settings
+
 T = TypeVar("T")
 
 _THREAD = "skyinfra-client"
-# Dask reports here what a user sees as an exception anyway, or what closing looks like from inside.
-_NOISY = (
-    "distributed.batched",
-    "distributed.client",
-    "distributed.comm",
-    "distributed.comm.core",
-    "distributed.comm.tcp",
-    "distributed.core",
-    "distributed.utils",
-    "distributed.utils_comm",
-    "tornado.application",
-)
-
-
-def _foreign(record: logging.LogRecord) -> bool:
-    """Returns whether *record* comes from another thread than ours: the user's own Dask clients keep their messages."""
-    return record.threadName != _THREAD
 
 
 class LoopThread:
     """Runs coroutines in a daemon thread. `close` cancels what still runs and ends the thread."""
 
     def __init__(self) -> None:
-        for name in _NOISY:
-            logging.getLogger(name).addFilter(_foreign)  # a filter that is there already is not added again
+        settings.quiet_client(_THREAD)
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), name=_THREAD, daemon=True)
         self._thread.start()

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import logging
+import re
+import warnings
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import dask
 from distributed.utils import get_mp_context
+from distributed.versions import VersionMismatchWarning
 
-from skyinfra.engine import clock
+from skyinfra.engine import clock, dask_client
 from skyinfra.engine.handshakes import allow_files
 
+_OF_DASK = re.compile(r"(dask|distributed|tornado)(\.|$)")
 # Dask's defaults lose tasks or trust the network; each of these was measured.
 _CONFIG = {
     # A lost node makes its tasks hop over its dying workers, and each hop counts as a failure of the task.
@@ -58,6 +64,32 @@ def quiet() -> None:
     """Leaves Dask's warnings in the log: what it says about every connection would bury the node's own lines."""
     logging.getLogger("distributed").setLevel(logging.WARNING)
     logging.getLogger("tornado.general").addFilter(_is_no_handshake)
+
+
+def quiet_client(thread: str) -> None:
+    """Keeps what Dask logs and warns of out of the terminal of a client: its errors say what concerns a person.
+
+    A process that uses Dask by itself keeps its messages, but for those of our *thread*.
+    """
+    keep = _others(thread)
+    # At loggers, for handlers that come later; at handlers, for loggers that come later. None is added twice.
+    for name in ("root", *filter(_OF_DASK.match, [*logging.root.manager.loggerDict])):
+        logger = logging.getLogger(name)
+        for each in (logger, *logger.handlers, logging.lastResort):
+            if each is not None:
+                each.addFilter(keep)
+    # Of the packages that matter, a version that differs is refused; the rest is the user's.
+    warnings.filterwarnings("ignore", category=VersionMismatchWarning)
+    if not dask_client.is_used_by_others():
+        warnings.filterwarnings("ignore", module=_OF_DASK.pattern)
+
+
+@cache
+def _others(thread: str) -> Callable[[logging.LogRecord], bool]:
+    """Returns a filter that leaves out what Dask logs in *thread*, and elsewhere where nobody else uses it."""
+    return lambda record: (
+        _OF_DASK.match(record.name) is None or (record.threadName != thread and dask_client.is_used_by_others())
+    )
 
 
 def _is_no_handshake(record: logging.LogRecord) -> bool:

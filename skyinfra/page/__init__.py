@@ -30,10 +30,13 @@ _WAIT_S = 5.0
 _LINES = 500
 # Of the jobs, the newest; all of them make a page slow.
 MOST_JOBS = 200
+# What the page shows of a slot and of its reading, of which a large fleet has thousands.
+_SHOWN = ("slot", "worker", "kind", "profile", "accelerator", "gpu", "uuid", "start", "size", "units", "shared_by")
+_READ = ("utilization", "memory_used", "memory_total", "temperature", "power")
 _FILES = {
-    PATH: ("fleet.html", "text/html"),
-    f"{PATH}/fleet.js": ("fleet.js", "text/javascript"),
-    f"{PATH}/fleet.css": ("fleet.css", "text/css"),
+    PATH: ("text/html", "fleet.html"),
+    f"{PATH}/fleet.js": ("text/javascript", "parts.js", "fleet.js"),
+    f"{PATH}/fleet.css": ("text/css", "fleet.css"),
 }
 # Nothing of another host, nothing inline: what a task prints cannot become part of the page.
 POLICY = (
@@ -174,8 +177,8 @@ def answer(source: Source, path: str, query: Mapping[str, Sequence[str]]) -> Ans
     wanted.
     """
     if path in _FILES:
-        name, kind = _FILES[path]
-        content = resources.files(__name__).joinpath(name).read_bytes()
+        kind, *names = _FILES[path]
+        content = b"".join(resources.files(__name__).joinpath(name).read_bytes() for name in names)
         # The rules of the look of each profile stand in no file of the page: they are those of all drawings.
         content += palette.css().encode() if kind == "text/css" else b""
         return Answer(200, f"{kind}; charset=utf-8", content)
@@ -284,13 +287,15 @@ def _slot(
     going: bool,
     sick: bool = False,
 ) -> dict[str, Any]:
-    reading = {key: value for key, value in used.get(slot.slot, {}).items() if key != "slot"}
+    known = used.get(slot.slot, {})
     running = [
         {"key": each.key, "name": each.name, "seconds": each.seconds, "progress": progress.get(slot.slot)}
         for each in tasks.get(slot.slot, ())
     ]
     tone = palette.tone(slot.profile, slot.size, slot.units).css_class
-    return {**slot.to_json(), "tone": tone, "going": going, "sick": sick, "tasks": running, "reading": reading}
+    shown: dict[str, Any] = {name: getattr(slot, name) for name in _SHOWN}
+    reading = {name: known.get(name) for name in _READ}
+    return {**shown, "tone": tone, "going": going, "sick": sick, "tasks": running, "reading": reading}
 
 
 def _gpus(slots: Iterable[dict[str, Any]]) -> list[dict[str, object]]:

@@ -9,71 +9,7 @@ const layouts = new Map();  // the partitions of each GPU at the last look
 const seen = [];  // changes of layouts that this page saw, the newest first
 let state = null, chosen = null, followed = null, opener = null, waits = false, next = 0;
 
-const by = (id) => document.getElementById(id);
-const isKnown = (value) => value !== null && value !== undefined;
-const or = (value, show) => (isKnown(value) ? show(value) : "not known");
-const gib = (bytes) => `${(bytes / 2 ** 30).toFixed(1)} GiB`;
-const percent = (value) => `${Math.round(value)} %`;
-const usd = (value) => value.toLocaleString("en", { style: "currency", currency: "USD" });
-const moment = (seconds) => (isKnown(seconds) ? new Date(seconds * 1000).toLocaleString() : "");
-const mark = () => (state.simulated ? " (simulated)" : "");
-const deviceOf = (slot) => slot.profile || slot.kind;
-const nodeOf = (slot) => slot.replace(/\/[^/]*$/, "");
-const everySlot = () => state.nodes.flatMap((node) => node.gpus.flatMap((gpu) => gpu.slots));
-
-function made(tag, attributes = {}, ...children) {
-  const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) {
-    if (name === "onclick") element.addEventListener("click", value);
-    else if (isKnown(value) && value !== false) element.setAttribute(name, value);
-  }
-  element.append(...children.filter(isKnown));
-  return element;
-}
-
-// Writes only what is another: what a person selected, focused or scrolled stays.
-function write(element, text) {
-  if (element.textContent !== text) element.textContent = text;
-}
-
-function hide(id, hidden) {
-  if (by(id).hidden !== hidden) by(id).hidden = hidden;
-}
-
-function span(seconds) {
-  if (!isKnown(seconds)) return "";
-  if (seconds < 60) return `${Math.round(seconds)} s`;
-  if (seconds < 3600) return `${Math.round(seconds / 60)} min`;
-  return `${(seconds / 3600).toFixed(1)} h`;
-}
-
-// Progress ------------------------------------------------------------------------------------------------------------
-
-function share(task) {
-  const said = task.progress;
-  return said && isKnown(said.total) && said.total > 0 && isKnown(said.done) ? Math.min(100, Math.max(0, (100 * said.done) / said.total)) : null;
-}
-
-function progressWords(task) {
-  const said = task.progress, number = (value) => String(Number(value.toFixed(2)));
-  if (!said || !isKnown(said.done)) return "";
-  return isKnown(said.total) ? `${number(said.done)} of ${number(said.total)}` : `${number(said.done)} steps`;
-}
-
-function taskWords(slot) {
-  return slot.tasks.map((task) => [task.name, span(task.seconds), isKnown(share(task)) ? percent(share(task)) : progressWords(task)].filter(Boolean).join(" ")).join(", ");
-}
-
-function bar(done) {
-  const filled = made("i");
-  filled.style.width = `${done}%`;
-  return made("span", { class: "done" }, filled);
-}
-
 // Nodes ---------------------------------------------------------------------------------------------------------------
-
-// A name that is broken after a dot, where it has no room.
-const broken = (name) => name.split(".").flatMap((part, number) => (number ? [".", made("wbr"), part] : [part]));
 
 function drawSlot(slot) {
   const key = `${slot.slot} ${slot.uuid || ""} ${deviceOf(slot)}`;
@@ -83,7 +19,8 @@ function drawSlot(slot) {
   const now = [words, done, slot.going, slot.sick, pressed].join("\n");
   let drawn = buttons.get(key);
   if (!drawn) {
-    const button = made("button", { type: "button", "data-slot": slot.slot, tabindex: "-1", onclick: () => choose(slot.slot) }, made("b", {}, ...broken(deviceOf(slot))), made("span", {}));
+    const button = copied(`slot ${deviceOf(slot)}`, () => made("button", { type: "button", tabindex: "-1" }, made("b", {}, ...broken(deviceOf(slot))), made("span", {})));
+    button.dataset.slot = slot.slot;
     drawn = { button, now: "", fresh: busyPast.length > 0 };
     buttons.set(key, drawn);
   }
@@ -130,6 +67,8 @@ function drawNode(node) {
   if (!card) {
     const element = made("article", { "data-node": node.name }, made("h3", {}, node.name, " ", made("span", { class: "pale" })), made("p", { class: "bad" }), made("div"), made("p", { class: "pale" }),
       made("p", {}, made("button", { class: "log", type: "button", onclick: () => follow(node.name, "", `the runner of ${node.name}`) }, `log of the runner of ${node.name}`)));
+    // What is out of view is laid out when it comes into it; until then its height is that of so many GPUs.
+    element.style.containIntrinsicSize = `auto ${5 + 5.25 * node.gpus.length}rem`;
     card = { element, gpus: new Map() };
     cards.set(node.name, card);
   }
@@ -178,30 +117,6 @@ function drawChanges() {
 
 // Figures -------------------------------------------------------------------------------------------------------------
 
-function chart(name, points, most, words) {
-  const first = points[0].at, width = Math.max(1, points[points.length - 1].at - first);
-  const line = points.map((point) => `${(((point.at - first) / width) * 100).toFixed(2)},${(30 - (28 * point.value) / (most || 1)).toFixed(2)}`).join(" ");
-  const element = (tag, attributes) => {
-    const drawn = document.createElementNS("http://www.w3.org/2000/svg", tag);
-    for (const [key, value] of Object.entries(attributes)) drawn.setAttribute(key, value);
-    return drawn;
-  };
-  const svg = element("svg", { viewBox: "0 0 100 31", preserveAspectRatio: "none", role: "img", "aria-label": `${name}: ${words}` });
-  svg.append(element("polyline", { points: line }));
-  return made("figure", {}, svg, made("figcaption", {}, `${name}${mark()}: ${words}, of the last ${span(width)}`));
-}
-
-const highest = (points) => Math.max(...points.map((point) => point.value));
-
-// The counts of a minute, from those of shorter periods; a minute in which one is not known is not known.
-function minutes(counts, period, join) {
-  const each = Math.max(1, Math.round(60 / period)), found = [];
-  for (let end = counts.length; end >= each; end -= each) found.unshift({ at: (end * period), value: join(counts.slice(end - each, end)) });
-  return found.filter((point) => isKnown(point.value));
-}
-
-const sum = (counts) => (counts.every(isKnown) ? counts.reduce((all, each) => all + each, 0) : null);
-
 function drawFigures() {
   const slots = everySlot(), busy = slots.filter((slot) => slot.tasks.length).length, work = state.work;
   busyPast.push({ at: Date.now() / 1000, value: busy });
@@ -227,19 +142,14 @@ function drawFigures() {
 
 // Jobs ----------------------------------------------------------------------------------------------------------------
 
-function usedWords(figures) {
-  if (!figures) return "";
-  const words = [isKnown(figures.memory_peak) ? gib(figures.memory_peak) : null, isKnown(figures.energy) ? `${(figures.energy / 3600).toFixed(2)} Wh` : null].filter(isKnown);
-  return words.length ? words.join(", ") + mark() : "";
-}
-
 function drawJob(job, there) {
-  const now = state.kept ? state.kept.at : Date.now() / 1000;
-  const shown = state.kept && !isKnown(job.ended) ? `${job.state} when kept` : job.state;
+  const now = state.kept ? state.kept.at : Date.now() / 1000, runs = (there.get(job.slot) || { tasks: [] }).tasks.find((task) => task.key.startsWith(job.key));
+  const done = runs ? [progressWords(runs), runs.progress && runs.progress.note].filter(Boolean).join(", ") : "";
+  const shown = state.kept && !isKnown(job.ended) ? `${job.state} when kept` : [job.state, done].filter(Boolean).join(", ");
   const cells = [job.name, [shown, job.problem, job.note].filter(Boolean).join(": "), null, job.task, null, moment(job.submitted), moment(job.ended), isKnown(job.started) ? span((isKnown(job.ended) ? job.ended : now) - job.started) : "", usedWords(job.figures)];
   let row = rows.get(job.id);
   if (!row) {
-    row = made("tr", {}, ...cells.map(() => made("td")));
+    row = copied("row", () => made("tr", {}, ...cells.map(() => made("td"))));
     rows.set(job.id, row);
   }
   row.current = true;
@@ -257,7 +167,7 @@ function drawJob(job, there) {
 }
 
 function drawJobs() {
-  const there = new Set(everySlot().map((slot) => slot.slot)), all = isKnown(state.jobs_in_all) ? state.jobs_in_all : state.jobs.length, more = all - state.jobs.length;
+  const there = new Map(everySlot().map((slot) => [slot.slot, slot])), all = isKnown(state.jobs_in_all) ? state.jobs_in_all : state.jobs.length, more = all - state.jobs.length;
   hide("jobs-part", false);
   hide("jobs-scroll", !state.jobs.length);
   write(by("jobs-words"), !state.jobs.length ? "No jobs. skyinfra run --detach and pool.submit(..., detach=NAME) make them." : more ? `The newest ${state.jobs.length} of ${all}; skyinfra jobs ${state.fleet} lists them all.` : "The newest first.");
@@ -431,6 +341,10 @@ by("nodes").addEventListener("keydown", (event) => {
   event.preventDefault();
   const next = neighbour(event.target, event.key);
   if (next) next.focus();
+});
+by("nodes").addEventListener("click", (event) => {
+  const button = event.target.closest("[data-slot]");
+  if (button) choose(button.dataset.slot);
 });
 by("nodes").addEventListener("focusin", (event) => { if (event.target.dataset.slot) rove(event.target); });
 document.addEventListener("keydown", (event) => { if (event.key === "Escape" && state && (chosen || followed)) close(); });

@@ -14,13 +14,11 @@ import platform
 import socket
 import ssl
 import time
-import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import distributed
-from distributed.versions import VersionMismatchWarning
 
 from skyinfra.engine import dask_client, dask_comms, forwarding
 from skyinfra.engine.credentials import Credentials
@@ -345,8 +343,6 @@ class Connection(Asker):
                 )
 
     async def _connect(self, timeout: float) -> None:
-        # Of the packages that matter, what differs is refused; the rest is the user's.
-        warnings.filterwarnings("ignore", category=VersionMismatchWarning)
         self._client = await distributed.Client(
             str(self.manifest.head),
             security=self._security,

@@ -20,7 +20,7 @@ from skyinfra.terminal import folding, screen
 
 if TYPE_CHECKING:
     from skyinfra.mig import Placement
-    from skyinfra.protocol.readings import Figures
+    from skyinfra.protocol.readings import Figures, Progress
 
 
 # Of every document that ``--json`` prints. It changes where a field goes, or means something else.
@@ -183,6 +183,11 @@ def span(seconds: float) -> str:
         if seconds >= 2 * length:
             return f"{seconds / length:.0f}{unit}"
     return f"{max(0.0, seconds):.0f}s"
+
+
+def steps(progress: Progress) -> str:
+    """Returns how many steps a task has done, such as ``37 of 100``."""
+    return f"{progress.done:.12g}" + (" steps" if progress.total is None else f" of {progress.total:.12g}")
 
 
 def used(figures: Figures | None) -> str:

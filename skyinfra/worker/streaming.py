@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import functools
 import io
 import os
 import threading
@@ -76,14 +77,17 @@ class Lines:
 
 
 class _Tail:
-    """Passes what is added to *file* to *send*, in whole lines. *key*: returns that of the task."""
+    """Passes what is added to *file* to *send*, in whole lines. *key*: returns that of the task.
 
-    def __init__(self, file: str, send: Callable[[list[str]], object], key: Callable[[], str]) -> None:
+    send: None where nobody listens, as to a job: its bars alone are read, of this start of the task.
+    """
+
+    def __init__(self, file: str, send: Callable[[list[str]], object] | None, key: Callable[[], str]) -> None:
         self._file = file
         self._send = send
         self._key = key
-        self.restart(_begins.pop(file, 0))
-        if self._offset:
+        self.restart(_begins.pop(file, 0) if send is not None else os.stat(file).st_size)  # noqa: PTH116 - as below
+        if self._offset and send is not None:
             attempts.note_shown(self._offset)
 
     def restart(self, offset: int = 0) -> None:
@@ -93,6 +97,8 @@ class _Tail:
         """Sends the new lines; *final*: with the last, incomplete one."""
         lines = [*self._added(), *(self._lines.feed(b"", final=True) if final else ())]
         shown = self._bars.kept(lines, final=final)
+        if self._send is None:
+            return
         if shown:
             self._send(shown)
         if lines:
@@ -152,14 +158,15 @@ def _fleet() -> str:
 def sending_output(
     file: str | None, send: Send | None, key: Callable[[], str], masker: Masker | None = None
 ) -> Iterator[None]:
-    """Sends the lines in *file*, the output of a task, as ``("output", lines)`` while it runs. None: to nobody.
+    """Sends the lines in *file*, the output of a task, as ``("output", lines)`` while it runs. None: to nobody, and its
+    progress bars are read all the same.
 
     *key*: returns that of the task that prints. *masker*: of the secrets of the task, for what `progress` sends.
     """
     global _masker, _runs, _send, _tail, _sent_at, _last_progress, _watcher
     tail = None
-    if (say := send) is not None and file is not None:
-        tail = _Tail(file, lambda lines: say("output", lines), key)
+    if file is not None:
+        tail = _Tail(file, functools.partial(send, "output") if send is not None else None, key)
     with _changed:
         _runs, _send, _tail, _sent_at, _masker, _last_progress = True, send, tail, 0.0, masker, None
         if tail is not None and _watcher is None:
@@ -174,7 +181,7 @@ def sending_output(
         with _changed:
             _send = _tail = _masker = _last_progress = None
             _runs = False
-            if tail is not None:
+            if tail is not None and send is not None:
                 tail.advance(final=True)
 
 
@@ -187,7 +194,7 @@ def send_rest(key: str, folder: Path, send: Send | None, death: Death | None) ->
     if send is None or death is None or not os.path.exists(file):  # noqa: PTH110 - as above
         return
     _begins[file] = death.shown
-    _Tail(file, lambda lines: send("output", lines), lambda: key).advance(final=True)
+    _Tail(file, functools.partial(send, "output"), lambda: key).advance(final=True)
     _begins[file] = os.stat(file).st_size  # noqa: PTH116 - as above
 
 

@@ -8,14 +8,14 @@ from rich.console import Console
 
 from skyinfra.cli.nodes import _usage_table
 from skyinfra.protocol.instance import InstanceInfo
-from skyinfra.protocol.readings import Figures, SlotReading
+from skyinfra.protocol.readings import Figures, Progress, SlotReading
 from skyinfra.submission.fleet import RunningTask
 
 
-def shown(*readings: SlotReading) -> str:
+def shown(*readings: SlotReading, progress: dict[str, Progress] | None = None) -> str:
     text = io.StringIO()
     tasks = {"n1/0": [RunningTask("train-1", "train", 3.0)]}
-    Console(file=text, width=200, highlight=False).print(_usage_table({"n1": list(readings)}, tasks))
+    Console(file=text, width=200, highlight=False).print(_usage_table({"n1": list(readings)}, tasks, progress or {}))
     return text.getvalue()
 
 
@@ -46,6 +46,14 @@ def test_a_simulated_slot_says_so_and_has_no_columns_of_dashes() -> None:
 
 def test_the_memory_of_a_simulated_slot_is_that_of_the_catalog_where_no_driver_tells_it() -> None:
     assert "40 GB" in shown(SlotReading(slot(simulated=True)))
+
+
+def test_a_task_shows_how_far_it_is() -> None:
+    reading = SlotReading(slot(simulated=True))
+    assert "train 3 s, 1234567 of 2000000, loss 0.3" in shown(
+        reading, progress={"n1/0": Progress(1234567, 2e6, "loss 0.3")}
+    )
+    assert "train 3 s, 7 steps" in shown(reading, progress={"n1/0": Progress(7)})
 
 
 def test_a_real_slot_shows_what_its_driver_does_not_tell() -> None:

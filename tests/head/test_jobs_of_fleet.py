@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from local_fleets.running_node import BIG, RunningNode, h100, until
 from support import python_path
-from tasks_on_nodes.jobs import add, fail_until, manifest_of, starts, wait_for
+from tasks_on_nodes.jobs import add, draw_bar, fail_until, manifest_of, starts, wait_for
 from typer.testing import CliRunner
 
 import skyinfra as sky
@@ -316,6 +316,45 @@ def test_scripts_as_jobs(running: Running, tmp_path: Path) -> None:
     assert name.startswith("train-py-")
     assert "ended with exit code 7" in command("jobs", "result", fleet, name, code=7).output
     assert "failed" in command("jobs", fleet).stdout
+
+
+BAR = """
+import os, sys, time
+for number in (37, 38):
+    print(f"\\rfit:  {number}%|###       | {number}/100 [00:03<00:06, 10.0it/s, loss=0.3]", end="", file=sys.stderr)
+sys.stderr.flush()
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("kind", ["function", "script"])
+def test_the_bar_of_a_job_is_shown_where_nobody_listens_to_it(
+    running: Running, pool: Pool, tmp_path: Path, kind: str
+) -> None:
+    _, fleet = running
+    name, gate = f"bar-{kind}", tmp_path / "gate"
+    if kind == "function":
+        pool.submit(draw_bar, str(gate), detach=name)
+    else:
+        script = tmp_path / "fit.py"
+        script.write_text(BAR)
+        command("run", fleet, "--detach", "--name", name, str(script), str(gate))
+
+    def told() -> Any:
+        found = json.loads(command("jobs", fleet, "--json").stdout)["jobs"]
+        return next(job for job in found if job["name"] == name)["progress"]
+
+    until(told, "it says how far it is")
+    assert told() == {"done": 37.0, "total": 100.0, "note": "fit 10.0it/s, loss=0.3"}
+    assert "running, 37 of 100" in command("jobs", fleet).stdout
+    assert "37 of 100, fit 10.0it/s, loss=0.3" in command("top", fleet).stdout
+    [task] = [task for node in json.loads(command("top", fleet, "--json").stdout)["nodes"]
+              for slot in node["slots"] for task in slot["tasks"]]  # fmt: skip
+    assert task["progress"]["done"] == 37.0
+    gate.touch()
+    command("jobs", "result", fleet, name, "--timeout", "60")
+    assert told() is None
 
 
 WRITER = """
