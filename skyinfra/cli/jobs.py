@@ -56,8 +56,8 @@ def list_jobs(fleet: Fleet, as_json: Json = False, wide: Wide = False) -> None:
     except GONE as error:
         found, kept, simulated = _kept(fleet, error)
     if as_json:
-        told = {name: each.to_json() for name, each in progress.items()}
-        document: dict[str, object] = {"jobs": [{**job.to_json(), "progress": told.get(job.id)} for job in found]}
+        documents = {name: each.to_json() for name, each in progress.items()}
+        document: dict[str, object] = {"jobs": [{**job.to_json(), "progress": documents.get(job.id)} for job in found]}
         tables.print_document(document | ({"kept": kept} if kept else {}))
         return
     if not found:

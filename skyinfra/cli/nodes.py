@@ -139,7 +139,7 @@ def _usage(pool: Questions, names: list[str]) -> tuple[Answers, Tasks, dict[str,
 
 def _usage_document(answers: Answers, tasks: Tasks, progress: dict[str, Progress]) -> dict[str, Any]:
     found: list[dict[str, object]] = []
-    told = {slot: each.to_json() for slot, each in progress.items()}
+    documents = {slot: each.to_json() for slot, each in progress.items()}
     for name, answer in answers.items():
         if isinstance(answer, NodeError):
             found.append({"name": name, "problem": answer.message, "slots": []})
@@ -149,7 +149,7 @@ def _usage_document(answers: Answers, tasks: Tasks, progress: dict[str, Progress
                 **reading.slot.to_json(),
                 **{key: value for key, value in reading.to_json().items() if key != "slot"},
                 "tasks": [
-                    {"key": t.key, "name": t.name, "seconds": t.seconds, "progress": told.get(reading.slot.slot)}
+                    {"key": t.key, "name": t.name, "seconds": t.seconds, "progress": documents.get(reading.slot.slot)}
                     for t in tasks.get(reading.slot.slot, ())
                 ],
             }

@@ -7,7 +7,7 @@ const or = (value, show) => (isKnown(value) ? show(value) : "not known");
 const gib = (bytes) => `${(bytes / 2 ** 30).toFixed(1)} GiB`;
 const percent = (value) => `${Math.round(value)} %`;
 const usd = (value) => value.toLocaleString("en", { style: "currency", currency: "USD" });
-const dates = new Intl.DateTimeFormat(undefined, { dateStyle: "short", timeStyle: "medium" });
+const dates = new Intl.DateTimeFormat(undefined, { year: "numeric", month: "numeric", day: "numeric", hour: "numeric", minute: "numeric", second: "numeric" });
 const moment = (seconds) => (isKnown(seconds) ? dates.format(seconds * 1000) : "");
 const mark = () => (state.simulated ? " (simulated)" : "");
 const deviceOf = (slot) => slot.profile || slot.kind;
