@@ -88,7 +88,7 @@ def quiet_client(thread: str) -> None:
 def _others(thread: str) -> Callable[[logging.LogRecord], bool]:
     """Returns a filter that leaves out what Dask logs in *thread*, and elsewhere where nobody else uses it."""
     return lambda record: (
-        _OF_DASK.match(record.name) is None or (record.threadName != thread and dask_client.is_used_by_others())
+        _OF_DASK.match(str(record.name)) is None or (record.threadName != thread and dask_client.is_used_by_others())
     )
 
 
