@@ -13,7 +13,7 @@ from skyinfra import mig
 from skyinfra.accelerators import Accelerator
 from skyinfra.declared import NEVER, seconds_of
 from skyinfra.errors import DeclarationError, DuplicatePool, InvalidField, NotSupported, at
-from skyinfra.places.candidates import BETWEEN, alternatives, called, later_zones, preferring, refuse_twice, slug
+from skyinfra.places.candidates import alternatives, called, later_zones, module_of, preferring, refuse_twice
 from skyinfra.places.choices import NAME, Choice
 from skyinfra.plugins import Environment
 from skyinfra.pool import ComputePool, check_concurrency, follow_on
@@ -108,9 +108,7 @@ def _placed(pool: ComputePool, stack: str, choice: Choice) -> Deployment:
         found.sort(key=lambda each: (each.usd_per_hour is None, each.usd_per_hour))
     # Prices change; what is declared in order has its first place where the pool alone would be.
     first = choice.first or ("" if by_price else found[0].place)
-    made = [
-        replace(each, module="" if each.place == first else f"{pool.name}{BETWEEN}{slug(each.place)}") for each in found
-    ]
+    made = [replace(each, module="" if each.place == first else module_of(pool, each.place)) for each in found]
     selected = next((each for each in made if each.place == choice.place), None if choice.place else made[0])
     if selected is None:
         raise InvalidField(

@@ -10,6 +10,7 @@ from terraform_projects.cdk import carried, read, synth
 import skyinfra as sky
 from skyinfra.bootstrap import user_data
 from skyinfra.compiler import compile_pool
+from skyinfra.terraform.synthesized import read_stack
 
 LIBRARIES = ("cdktf", "cdktn")
 # What shares a stack runs in one process.
@@ -166,6 +167,11 @@ def test_backends(tmp_path: Path, library: str) -> None:
     assert store["skip_credentials_validation"] and store["skip_requesting_account_id"]
     cloud = read(tmp_path, "hcp")["terraform"]["cloud"]
     assert cloud == {"organization": "acme", "workspaces": {"name": "gpu"}}
+    found = {
+        name: read_stack(name, tmp_path, tmp_path / "cdktf.out" / "stacks" / name / "cdk.tf.json")
+        for name in ("store", "hcp")
+    }
+    assert [name for name, stack in found.items() if stack.runs_elsewhere] == ["hcp"]
 
 
 def test_what_is_wrong_leaves_nothing_behind(tmp_path: Path) -> None:

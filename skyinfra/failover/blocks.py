@@ -136,4 +136,4 @@ def missing_credentials(place: Place, environment: Mapping[str, str]) -> str:
 
 def environment_of(stack: SynthesizedStack) -> Mapping[str, str] | None:
     """Returns the environment in which Terraform looks for credentials; None where it may run elsewhere."""
-    return None if "cloud" in stack.backend or "remote" in stack.backend else os.environ
+    return None if stack.runs_elsewhere else os.environ

@@ -45,6 +45,8 @@ class Failover:
         """Deploys the stack at the first place that has room. Raises what `carry_out` does, for the last place."""
         if not self._pools():
             return self.attempt(self.stack)
+        if self.stack.runs_elsewhere:
+            return self._once()
         self._begin()
         if not self._remove_left():
             return None
@@ -59,6 +61,19 @@ class Failover:
             if done is not None:
                 self._keep()
             return done
+
+    def _once(self) -> Plan | None:
+        """Deploys the stack at the place that counts; a person moves it. Raises what `carry_out` does."""
+        try:
+            return self.attempt(self.stack)
+        except CloudRefused as error:
+            if any(moves(each.cause) for each in refusals(error.diagnostics)):
+                error.hint = _last(
+                    error,
+                    f"A run in HCP Terraform moves no pool: name another place in {NAME}, and deploy again. `skyinfra "
+                    f"offers --for {self.stack.name}/POOL` lists them.",
+                )
+            raise
 
     def _pools(self) -> dict[str, Pool]:
         """Returns the pools that have several places."""

@@ -10,10 +10,8 @@ from skyinfra.accelerators import Accelerator
 from skyinfra.errors import InvalidField, NotSupported
 from skyinfra.pool import ComputePool
 from skyinfra.providers import CloudProvider, Provider
+from skyinfra.terraform.state import BETWEEN
 
-# Between the name of a pool, which has no underscore, and that of one of its places, in the name of a module; see
-# `skyinfra.terraform.state`.
-BETWEEN = "__"
 # What tells one place of a provider from another, besides its region and its zones.
 _ACCOUNT = ("profile", "project", "project_id", "account_id")
 _DISTINCT = (*_ACCOUNT, "data_centers", "cloud", "instance_types")
@@ -76,6 +74,11 @@ def account(provider: Provider) -> str | None:
 def slug(place: str) -> str:
     """Returns the name of a *place* as it stands in the name of a module."""
     return re.sub(r"[^a-z0-9]+", "-", place.lower()).strip("-")
+
+
+def module_of(pool: ComputePool, place: str) -> str:
+    """Returns the name of the module of a *place* of *pool*."""
+    return f"{pool.name}{BETWEEN}{slug(place)}"
 
 
 def refuse_twice(places: Sequence[str]) -> None:

@@ -57,6 +57,11 @@ class SynthesizedStack:
                     return configuration
         return {}
 
+    @property
+    def runs_elsewhere(self) -> bool:
+        """Whether Terraform may run on another machine: a stack of HCP Terraform has no block of a backend."""
+        return not self.backend or "remote" in self.backend
+
     def module_of(self, pool: str) -> str:
         """Returns the name of the module of a *pool*, which has that of a place in it where the pool has several."""
         return next((each.get("module", pool) for each in self.pools if each["name"] == pool), pool)

@@ -131,6 +131,5 @@ def _read(slot: InstanceInfo) -> int | None:
         file = NodeDirectory(Path(os.environ[NODE_DIRECTORY])).figures_file
         document = json.loads(file.read_text(encoding="utf-8"))[str(slot.worker)]
         if document["task"] == key:
-            peak = document["figures"]["memory_peak"]
-            return int(peak) or None if peak is not None else None
+            return int(document["figures"]["memory_peak"] or 0) or None
     return None

@@ -213,6 +213,17 @@ def test_an_answer_that_leaves_open_what_was_made_moves_nothing(deploys: Deploys
 
 
 @pytest.mark.slow
+def test_a_run_of_hcp_terraform_moves_nothing(deploys: Deploys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SynthesizedStack, "runs_elsewhere", True)
+    deploys.bed.world.fail(exhausted("us-central1-a"))
+    with pytest.raises(sky.CapacityUnavailable) as caught:
+        deploys.failover().deploy()
+    assert "name another place in skyinfra.places.json" in str(caught.value)
+    assert not deploys.asked and not (deploys.project / NAME).exists() and deploys.modules() == {"t"}
+    assert not any("cannot be tried" in each for each in deploys.said)
+
+
+@pytest.mark.slow
 def test_credentials_that_are_refused_are_no_want_of_capacity(deploys: Deploys) -> None:
     deploys.places = lambda: everywhere()[::-1]
     says = "operation error EC2: RunInstances, api error AuthFailure: AWS was not able to validate the credentials"
