@@ -209,7 +209,14 @@ while True:
 '
 
 log() {
-  engine logs --tail 10 "$CONTAINER" 2>&1 | uniq || true
+  engine logs --tail "$1" "$CONTAINER" 2>&1 | uniq || true
+}
+
+# Of the output of a container that has ended, what says why. One that was started again has printed its first steps
+# after that, and these went well.
+why_ended() {
+  said=$(log 60 | grep -Ev '"state": "(started|done|skipped)"' | tail -n 10)
+  printf '%s\n' "${said:-$(log 10)}"
 }
 
 wait_for_slots() {
@@ -221,12 +228,12 @@ wait_for_slots() {
     case "$(printf '%s\n' "$said" | tail -n 1)" in
       3) fail "$NODE has failed: $(printf '%s\n' "$said" | sed '$d')" ;;
       4) fail "$NODE is not ready within $WAIT s: $(printf '%s\n' "$said" | sed '$d')
-$(log)" ;;
+$(log 10)" ;;
     esac
     # It is not there to be asked: it ended, or has no Python.
     state=$(look)
     restarts=$(echo "$state" | cut -d ' ' -f 2)
-    [ "${state%% *}" = running ] && [ "$restarts" = "$1" ] && [ "$left" -gt 0 ] || fail "$NODE has ended instead of starting: $(log)"
+    [ "${state%% *}" = running ] && [ "$restarts" = "$1" ] && [ "$left" -gt 0 ] || fail "$NODE has ended instead of starting: $(why_ended)"
     sleep 1
   done
 }

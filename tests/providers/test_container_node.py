@@ -20,6 +20,7 @@ printf '%s\\n' "$@" '--end--' >>"$NOTES"
 case "$1 $2" in
   "container inspect") exit 1 ;;
   "network inspect") echo '10.89.7.1 ' ;;
+  "logs "*) printf '%s\\n' "${LOG-}" | tail -n "$3" ;;
 esac
 """
 NO_DRIVER = 'Error response from daemon: could not select device driver ""'
@@ -176,6 +177,27 @@ def test_what_an_engine_refuses(engine: Engine, program: str, fake: str, says: s
     done = engine.call("up", **{**NODE, "ENGINE": program, "GPUS": "GPU-1", "FAKE": fake, "SAYS": says})
     assert done.returncode == 1
     assert words in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+STEPS = [f'{{"step": "{step}", "state": "{state}"}}' for step in "abcdef" for state in ("started", "done")]
+
+
+@pytest.mark.parametrize(
+    ("printed", "said"),
+    [
+        # It was started again before anybody asked why it had ended.
+        (
+            [*STEPS, "it broke", '{"step": "g", "state": "failed"}', *STEPS],
+            'it broke\n{"step": "g", "state": "failed"}',
+        ),
+        (STEPS, "\n".join(STEPS[-10:])),
+    ],
+)
+def test_a_container_that_ended_says_why_also_when_it_runs_again(engine: Engine, printed: list[str], said: str) -> None:
+    log = {"FAKE": "exec", "SAYS": "not running", "LOG": "\n".join(printed)}
+    done = engine.call("up", **{**NODE, "ENGINE": "docker", **log})
+    assert done.returncode == 1
+    assert done.stderr == f"skyinfra: p-0 has ended instead of starting: {said}\n"
 
 
 def test_what_is_gone_is_removed_all_the_same(engine: Engine) -> None:

@@ -12,7 +12,8 @@ def files_with(secret: str, *folders: Path) -> list[str]:
     """The files below *folders* that hold *secret*."""
     found = []
     for folder in folders:
-        for path in sorted(folder.rglob("*")):
+        # Folders may go while they are read: rglob() raises then.
+        for path in sorted(Path(root, name) for root, _, names in os.walk(folder) for name in names):
             with contextlib.suppress(OSError):
                 if path.is_file() and not path.is_symlink() and secret.encode() in path.read_bytes():
                     found.append(str(path.relative_to(folder)))
