@@ -161,10 +161,12 @@ def _refresh(given: list[str] | None, as_json: bool) -> None:
 
 
 def _deploys(offer: Offer) -> str:
-    """Returns whether this version deploys the machine: yes, no, or only with an image that the declaration names."""
+    """Returns whether this version deploys the machine: yes, no, or only with an image that the declaration names, or
+    as a spot machine, by a flex start or a reservation."""
     if providers.undeployable(offer.provider):
         return "no"
-    return "own image" if providers.refuses(offer) else "yes"
+    sold = "yes" if providers.on_demand(offer) else "not on demand"
+    return "own image" if providers.refuses(offer) else sold
 
 
 def ask_providers(query: Query) -> Live:
@@ -264,6 +266,7 @@ def offer_document(offer: Offer) -> dict[str, Any]:
         "deployable": providers.undeployable(offer.provider) is None,
         "not_deployable_because": providers.undeployable(offer.provider),
         "refused_because": providers.refuses(offer),
+        "sold_on_demand": providers.on_demand(offer),
         "rdma": providers.network(offer),
     }
 

@@ -18,7 +18,7 @@ from skyinfra.packing.refusals import nothing_serves, too_few_nodes, where
 from skyinfra.packing.result import Given, Packing, Waste, packing
 from skyinfra.packing.solve import arrange, buy
 from skyinfra.packing.supply import Supply
-from skyinfra.providers import refuses
+from skyinfra.providers import on_demand, refuses
 
 __all__ = ["DemandInput", "Demand", "Given", "Machines", "Packing", "Waste", "pack", "read", "text"]
 
@@ -62,6 +62,8 @@ def pack(
     among = _among(offers, names, region)
     if not open_to_all:
         among = tuple(each for each in among if refuses(each) is None)
+    if not spot:
+        among = tuple(each for each in among if on_demand(each))
     supply = Supply.of(among, spot=spot, sellers=None if open_to_all else sellers())
     problem = Problem(demands, supply, max_nodes=max_nodes, exact=exact)
     missing = unserved(problem)

@@ -29,6 +29,7 @@ __all__ = [
     "deployable",
     "kinds",
     "machines_of",
+    "on_demand",
     "provider_of",
     "read",
     "refuses",
@@ -74,6 +75,11 @@ def refuses(offer: Offer) -> str | None:
     ]
     reasons = [read(kind).refuses(offer) for kind in sellers if offer.vendor not in read(kind).apart]
     return None if None in reasons else next(iter(reasons), None)
+
+
+def on_demand(offer: Offer) -> bool:
+    """Returns whether the machine of *offer* is sold on demand, as far as this version knows."""
+    return offer.provider not in deployable() or read(offer.provider).on_demand(offer.machine_type)
 
 
 def network(offer: Offer) -> str | None:

@@ -330,6 +330,10 @@ class Data(Declaration):
         """Returns whether its module makes such machines, and not something else that the provider sells."""
         return re.match(self.machines.get("deployed", ""), machine_type) is not None
 
+    def on_demand(self, machine_type: str) -> bool:
+        """Returns whether such machines are sold on demand, and not by spot, flex starts or reservations alone."""
+        return not any(re.match(self.machines.get(way, "(?!)"), machine_type) for way in ("scarce", "reserved"))
+
     def refuses(self, offer: Offer, *, own_image: bool = False) -> str | None:
         """The reason why it does not deploy the machine of *offer*: none of its images serves the accelerators, say.
 

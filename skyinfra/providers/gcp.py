@@ -124,11 +124,10 @@ class GCP(CloudProvider):
             )
         reserved = [name for name in found.machine_types if re.match(self.data.machines.get("reserved", "(?!)"), name)]
         if reserved and not (request.spot or self.flex_start_hours or self.reservation):
-            raise NotSupported(
-                f"{reserved[0]} is not sold on demand",
-                field="provider",
-                hint="Declare sky.GCP(reservation=..., reservation_bound=True), the way to capacity of that family.",
+            hint = (
+                "Declare sky.GCP(reservation=..., reservation_bound=True), sky.GCP(flex_start_hours=...), or spot=True."
             )
+            raise NotSupported(f"{reserved[0]} is not sold on demand", field="provider", hint=hint)
         alone = {
             "provider.flex_start_hours": self.flex_start_hours,
             "provider.gpudirect": self.gpudirect,

@@ -178,6 +178,7 @@ def _supply(found: Iterable[Offer], work: Workload, *, spot: bool, anybody: bool
         "a provider that cannot be deployed to": lambda offer: not anybody and offer.provider not in open_to,
         "neither an NVIDIA nor an AMD GPU": lambda offer: offer.vendor not in ("nvidia", "amd"),
         "price not known": lambda offer: offer.price(spot=spot) is None,
+        "not sold on demand": lambda offer: not spot and not providers.on_demand(offer),
         f"does not compute in {work.dtype}": lambda offer: not able(offer, work),
         "not deployed without an image of one's own": lambda offer: providers.refuses(offer) is not None,
     }

@@ -74,5 +74,5 @@ def _offer(least: int) -> str | None:
     """Returns the cheapest machine of a provider that can be deployed to, with a GPU of that memory."""
     found = Query(memory_gb=least, providers=sellers()).run(load())
     gpus = (offer for offer in found if offer.vendor in ("nvidia", "amd") and offer.price() is not None)
-    best = next((offer for offer in gpus if providers.refuses(offer) is None), None)
+    best = next((offer for offer in gpus if providers.refuses(offer) is None and providers.on_demand(offer)), None)
     return described(best, spot=False) if best is not None else None

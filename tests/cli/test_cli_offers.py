@@ -73,6 +73,13 @@ def test_a_machine_without_a_known_image_is_not_chosen() -> None:
     assert (selected["provider"], selected["refused_because"]) == ("digitalocean", None)
 
 
+def test_a_machine_that_is_not_sold_on_demand_is_not_chosen() -> None:
+    found = {o["machine_type"]: o for o in json.loads(run("H200:8", "--provider", "gcp", "--json"))["offers"]}
+    (ultra,) = found.values()
+    assert ultra["deployable"] and not ultra["sold_on_demand"] and not ultra["selected"]
+    assert "not on demand" in run("H200:8", "--provider", "gcp")
+
+
 def test_the_machines_that_a_network_for_rdma_connects() -> None:
     found = json.loads(run("H100", "--rdma", "--json"))["offers"]
     networks = {offer["provider"]: offer["rdma"] for offer in found}

@@ -281,6 +281,13 @@ def test_only_machines_that_can_be_deployed_are_chosen() -> None:
     assert packing.pack(">=40GB", offers=load()).left_out.get("a provider that cannot be deployed to") is None
 
 
+def test_only_machines_that_are_sold_on_demand_are_chosen_but_for_spot() -> None:
+    found = sky.pack("1g.35gb*4", provider="gcp", spot=True, exact=True)
+    assert [each.offer.machine_type for each in found.machines] == ["a3-ultragpu-8g"]
+    with pytest.raises(sky.NotOffered):
+        sky.pack("1g.35gb*4", provider="gcp", exact=True)
+
+
 def test_what_a_provider_needs_besides_is_given_or_said() -> None:
     found = packing.pack("1g.10gb*7", provider="verda")
     with pytest.raises(sky.InvalidField, match=r"Verda\.ssh_public_key"):

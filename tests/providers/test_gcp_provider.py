@@ -46,7 +46,7 @@ def refused(error: type[sky.SkyinfraError], accelerator: Any = None, **fields: A
     ],
 )
 def test_the_cheapest_machine_that_carries_it(accelerator: str, machine_type: str, count: int) -> None:
-    selected = select(accelerator)
+    selected = select(accelerator, gcp={"reservation": "mine"})
     assert (selected.machine_types[0], selected.count, selected.separate_head) == (machine_type, count, False)
 
 
@@ -124,7 +124,8 @@ def test_nodes_that_are_bound_to_their_reservation() -> None:
 
 @pytest.mark.parametrize("accelerator", ["H200:8", "B200:8"])
 def test_gpudirect_of_machines_that_have_rdma(accelerator: str) -> None:
-    assert select(accelerator, gcp={"gpudirect": True}, nodes=2).inputs["gpudirect"] is True
+    reserved = {"gpudirect": True, "reservation": "mine"}
+    assert select(accelerator, gcp=reserved, nodes=2).inputs["gpudirect"] is True
     error = refused(sky.InvalidField, accelerator, gcp={"gpudirect": True}, nodes=2, spot=True)
     assert error.field == "provider.gpudirect" and "no group" in str(error)
 
@@ -185,6 +186,18 @@ def test_g4_is_partitioned_by_its_runner() -> None:
     assert found.selection.machine_types == ("g4-standard-96",) and len(found.slots) == 8
     [row] = [each for each in offers.load() if each.machine_type == "g4-standard-96"]
     assert row.mig_model == "rtx_pro_6000_96gb" and row.form_factor == "Server"
+
+
+@pytest.mark.parametrize(("accelerator", "machine_type"), [("H200:8", "a3-ultragpu-8g"), ("B200:8", "a4-highgpu-8g")])
+def test_a3_ultra_and_a4_are_not_sold_on_demand(accelerator: str, machine_type: str) -> None:
+    error = refused(sky.NotSupported, accelerator)
+    assert f"{machine_type} is not sold on demand" in str(error)
+    for way in ("spot=True", "sky.GCP(flex_start_hours=...)", "sky.GCP(reservation=...,"):
+        assert way in str(error)
+    for fields in ({"spot": True}, {"gcp": {"flex_start_hours": 24}}, {"gcp": {"reservation": "mine"}}):
+        assert select(accelerator, **fields).machine_types[0] == machine_type
+    [row] = [each for each in offers.load() if each.machine_type == machine_type]
+    assert any("on demand" in note for note in row.notes)
 
 
 def test_gb200_is_of_arm_and_takes_a_reservation() -> None:

@@ -137,7 +137,7 @@ def declared(offer: offers.Offer, region: str) -> sky.ComputePool:
         fields["region"] = region
     if kind == "runpod":
         fields["cloud"] = "community" if offer.machine_type.endswith("(community)") else "secure"
-    scarce = kind == "gcp" and re.match("a3-highgpu-[124]g|a4x-", offer.machine_type) is not None
+    scarce = kind == "gcp" and re.match("a3-highgpu-[124]g|a4x-|a4-highgpu|a3-ultragpu", offer.machine_type) is not None
     return sky.ComputePool(name="p", provider=cls(**fields), accelerator=offer.accelerated, spot=scarce)
 
 

@@ -21,7 +21,7 @@ CHOSEN: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
     "aws": ("H100:8", {}, "p5.48xlarge", {"placement_group": True}),
     "azure": ("H100:8", {}, "Standard_ND96isr_H100_v5", {"infiniband": True}),
     "crusoe": ("H100:8", {}, "h100-80gb-sxm-ib.8x", {"rdma": True}),
-    "gcp": ("H200:8", {}, "a3-ultragpu-8g", {"gpudirect": True}),
+    "gcp": ("H200:8", {"reservation": "mine"}, "a3-ultragpu-8g", {"gpudirect": True}),
     "nebius": ("H100:8", {}, "gpu-h100-sxm/8gpu-128vcpu-1600gb", {"infiniband_fabric": "fabric-2"}),
     "oci": ("H100:8", {}, "BM.GPU.H100.8", {"rdma": True}),
 }
@@ -96,7 +96,7 @@ def test_without_a_count_the_smallest_machine_that_is_connected_is_taken() -> No
 
 
 def test_a_list_falls_back_to_what_is_connected() -> None:
-    found = compiled("gcp", ["H100:8", "H200:8"]).selection
+    found = compiled("gcp", ["H100:8", "H200:8"], {"reservation": "mine"}).selection
     assert found.machine_types == ("a3-ultragpu-8g",)
 
 
@@ -128,8 +128,9 @@ def test_declared_types_are_all_connected_or_refused() -> None:
 
 def test_efa_and_gpudirect_are_the_same_as_before() -> None:
     for kind, accelerator, field in (("aws", "H100:8", "efa"), ("gcp", "H200:8", "gpudirect")):
-        old = compiled(kind, accelerator, {field: True}, rdma=False)
-        new = compiled(kind, accelerator)
+        place = CHOSEN[kind][1]
+        old = compiled(kind, accelerator, {**place, field: True}, rdma=False)
+        new = compiled(kind, accelerator, place)
         assert old.selection.inputs == new.selection.inputs and old.worker == new.worker
     assert compiled("aws", "H100:8", {"placement_group": False}).selection.inputs["placement_group"] is False
 

@@ -164,7 +164,7 @@ def test_a_disk_is_attached_to_one_node() -> None:
 
 
 def test_machines_that_take_hyperdisks_alone() -> None:
-    big = {"provider": CENTRAL, "accelerator": "B200:8"}
+    big = {"provider": sky.GCP(zones=["us-central1-a"], reservation="mine"), "accelerator": "B200:8"}
     made = {"name": "p", **big}
     refused = said(lambda: compile_pool(sky.ComputePool(**made, volumes={"/data": volume(CENTRAL)}), "s"))
     assert "takes no pd-balanced" in refused and "Kinds: hyperdisk-balanced" in refused

@@ -281,6 +281,7 @@ def test_what_is_left_out_is_counted() -> None:
     assert found.left_out == {"neither an NVIDIA nor an AMD GPU": 1, "price not known": 1}
     shipped = recommend("llama-3-8b").left_out
     assert {"a provider that cannot be deployed to", "not deployed without an image of one's own"} <= shipped.keys()
+    assert "not sold on demand" in shipped and "not sold on demand" not in recommend("llama-3-8b", spot=True).left_out
 
 
 def test_a_place_where_nobody_may_partition_has_no_partitions() -> None:
