@@ -75,15 +75,9 @@ module "core" {
   # What Linux takes for one variable of the environment, by which the script gets them.
   limit = { bytes = 131000, gzip = false, called = "the environment of a program" }
   pool = {
-    name             = var.name
-    stack            = var.stack
-    node_count       = var.node_count
-    user_data_head   = var.user_data_head
-    user_data_worker = var.user_data_worker
-    runner_file      = var.runner_file
-    versions         = var.versions
-    scheduler_port   = var.scheduler_port
-    slots            = var.slots
+    name           = var.name, stack = var.stack, node_count = var.node_count
+    user_data_head = var.user_data_head, user_data_worker = var.user_data_worker
+    runner_file    = var.runner_file, versions = var.versions, slots = var.slots, scheduler_port = var.scheduler_port
   }
 }
 

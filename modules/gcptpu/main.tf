@@ -25,24 +25,11 @@ module "google" {
   user_data_key = "startup-script"
   machine       = { type = var.head_machine_type, machine = var.head_machine_type, disk = "pd-balanced", disk_gb = 50 }
   pool = {
-    name               = var.name
-    stack              = var.stack
-    node_count         = var.node_count
-    ssh_public_key     = var.ssh_public_key
-    allow_cidrs        = var.allow_cidrs
-    labels             = var.labels
-    user_data_head     = var.user_data_head
-    user_data_worker   = var.user_data_worker
-    user_data_revision = var.user_data_revision
-    runner_file        = var.runner_file
-    versions           = var.versions
-    slots              = var.slots
-    scheduler_port     = var.scheduler_port
-    subnetwork         = var.subnetwork
-    network_tags       = var.network_tags
-    service_account    = var.service_account
-    head_volume_gb     = var.head_volume_gb
-    layout             = var.layout
+    name           = var.name, stack = var.stack, node_count = var.node_count, labels = var.labels
+    ssh_public_key = var.ssh_public_key, allow_cidrs = var.allow_cidrs
+    user_data_head = var.user_data_head, user_data_worker = var.user_data_worker, user_data_revision = var.user_data_revision
+    runner_file    = var.runner_file, versions = var.versions, slots = var.slots, scheduler_port = var.scheduler_port
+    subnetwork     = var.subnetwork, network_tags = var.network_tags, service_account = var.service_account, head_volume_gb = var.head_volume_gb, layout = var.layout
   }
 }
 

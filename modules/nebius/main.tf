@@ -52,22 +52,10 @@ module "hosts" {
   # dstackai/dstack 511c318c nebius/resources.py: MAX_RESOURCE_NAME_LEN = 63, ^[a-z][_\-a-z0-9]{0,62}$
   names = { limit = 63, reserve = 8 }
   pool = {
-    name               = var.name
-    stack              = var.stack
-    node_count         = var.node_count
-    machine_types      = var.machine_types
-    image              = var.image
-    ssh_public_key     = var.ssh_public_key
-    allow_cidrs        = var.allow_cidrs
-    labels             = var.labels
-    user_data_head     = var.user_data_head
-    user_data_worker   = var.user_data_worker
-    user_data_revision = var.user_data_revision
-    runner_file        = var.runner_file
-    versions           = var.versions
-    slots              = var.slots
-    scheduler_port     = var.scheduler_port
-    wait_seconds       = var.wait_seconds
+    name           = var.name, stack = var.stack, node_count = var.node_count, labels = var.labels
+    machine_types  = var.machine_types, image = var.image, ssh_public_key = var.ssh_public_key, allow_cidrs = var.allow_cidrs
+    user_data_head = var.user_data_head, user_data_worker = var.user_data_worker, user_data_revision = var.user_data_revision
+    runner_file    = var.runner_file, versions = var.versions, slots = var.slots, scheduler_port = var.scheduler_port, wait_seconds = var.wait_seconds
   }
 }
 

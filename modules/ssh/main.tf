@@ -44,18 +44,9 @@ module "hosts" {
   }
   give_back = true
   pool = {
-    name               = var.name
-    stack              = var.stack
-    node_count         = var.node_count
-    machine_types      = var.machine_types
-    labels             = var.labels
-    user_data_head     = var.user_data_head
-    user_data_worker   = var.user_data_worker
-    user_data_revision = var.user_data_revision
-    runner_file        = var.runner_file
-    versions           = var.versions
-    slots              = var.slots
-    scheduler_port     = var.scheduler_port
-    wait_seconds       = var.wait_seconds
+    name           = var.name, stack = var.stack, node_count = var.node_count, labels = var.labels
+    machine_types  = var.machine_types
+    user_data_head = var.user_data_head, user_data_worker = var.user_data_worker, user_data_revision = var.user_data_revision
+    runner_file    = var.runner_file, versions = var.versions, slots = var.slots, scheduler_port = var.scheduler_port, wait_seconds = var.wait_seconds
   }
 }

@@ -43,16 +43,10 @@ module "market" {
   # https://docs.vast.ai/api: no limit is said
   names = { limit = 63 }
   pool = {
-    name             = var.name
-    stack            = var.stack
-    node_count       = var.node_count
-    machine_types    = var.machine_types
-    user_data_head   = var.user_data_head
-    user_data_worker = var.user_data_worker
-    versions         = var.versions
-    slots            = var.slots
-    scheduler_port   = var.scheduler_port
-    wait_seconds     = var.wait_seconds
+    name           = var.name, stack = var.stack, node_count = var.node_count
+    machine_types  = var.machine_types
+    user_data_head = var.user_data_head, user_data_worker = var.user_data_worker
+    versions       = var.versions, slots = var.slots, scheduler_port = var.scheduler_port, wait_seconds = var.wait_seconds
   }
 }
 
