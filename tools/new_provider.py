@@ -147,9 +147,7 @@ _MAIN = """terraform {{
 resource "terraform_data" "secret" {{
   triggers_replace = sensitive("${{uuid()}}${{uuid()}}")
 
-  lifecycle {{
-    ignore_changes = [triggers_replace]
-  }}
+  lifecycle {{ ignore_changes = [triggers_replace] }}
 }}
 
 # The host key of each machine.
@@ -165,11 +163,7 @@ module "hosts" {{
   zone   = var.region
   ids    = {{ for node, instance in {kind}_instance.node : node => instance.id }}
   machines = {{
-    for node, instance in {kind}_instance.node : node => {{
-      address  = instance.ip
-      user     = "ubuntu"
-      key_file = var.key_file
-    }}
+    for node, instance in {kind}_instance.node : node => {{ address = instance.ip, user = "ubuntu", key_file = var.key_file }}
   }}
   host_keys = tls_private_key.host
   # FILL: where the length that a name takes stands.
@@ -190,9 +184,7 @@ resource "{kind}_ssh_key" "login" {{
   name       = module.hosts.names.own
   public_key = trimspace(var.ssh_public_key)
 
-  lifecycle {{
-    ignore_changes = [name]
-  }}
+  lifecycle {{ ignore_changes = [name] }}
 }}
 
 resource "{kind}_instance" "node" {{

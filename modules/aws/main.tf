@@ -46,6 +46,7 @@ module "core" {
     versions         = var.versions
     scheduler_port   = var.scheduler_port
     slots            = var.slots
+    volumes          = var.volumes
   }
 }
 

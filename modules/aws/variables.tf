@@ -278,11 +278,6 @@ variable "volumes" {
   nullable    = false
 
   validation {
-    condition     = length(var.volumes) <= 8 && length(distinct(var.volumes[*].name)) == length(var.volumes)
-    error_message = "volumes: at most 8, of different names."
-  }
-
-  validation {
     condition     = alltrue([for volume in var.volumes : can(regex("^vol-[0-9a-z]+$", volume.id))])
     error_message = "volumes: the id of an EBS volume is such as vol-0123456789abcdef0."
   }

@@ -14,9 +14,7 @@ locals {
 resource "terraform_data" "secret" {
   triggers_replace = sensitive("${uuid()}${uuid()}")
 
-  lifecycle {
-    ignore_changes = [triggers_replace]
-  }
+  lifecycle { ignore_changes = [triggers_replace] }
 }
 
 # The host key of each machine.
@@ -26,20 +24,13 @@ resource "tls_private_key" "host" {
 }
 
 module "hosts" {
-  source  = "../hosts"
-  kind    = "azure"
-  secret  = terraform_data.secret
-  account = try(split("/", azurerm_linux_virtual_machine.node["${var.name}-0"].id)[2], null)
-  zone    = coalesce(var.zone, var.region)
-  ids     = { for node, machine in azurerm_linux_virtual_machine.node : node => machine.virtual_machine_id }
-  machines = {
-    for node, address in azurerm_public_ip.node : node => {
-      address  = address.ip_address
-      inside   = local.inside[node]
-      user     = local.user
-      key_file = var.key_file
-    }
-  }
+  source    = "../hosts"
+  kind      = "azure"
+  secret    = terraform_data.secret
+  account   = try(split("/", azurerm_linux_virtual_machine.node["${var.name}-0"].id)[2], null)
+  zone      = coalesce(var.zone, var.region)
+  ids       = { for node, machine in azurerm_linux_virtual_machine.node : node => machine.virtual_machine_id }
+  machines  = { for node, address in azurerm_public_ip.node : node => { address = address.ip_address, inside = local.inside[node], user = local.user, key_file = var.key_file } }
   host_keys = tls_private_key.host
   # https://learn.microsoft.com/en-us/azure/azure-resource-manager/management/resource-name-rules: virtualMachines 1-64 (Linux)
   names = { limit = 64 }
@@ -57,9 +48,7 @@ resource "azurerm_resource_group" "pool" {
   location = var.region
   tags     = local.tags
 
-  lifecycle {
-    ignore_changes = [name]
-  }
+  lifecycle { ignore_changes = [name] }
 }
 
 resource "azurerm_virtual_network" "pool" {
@@ -69,9 +58,7 @@ resource "azurerm_virtual_network" "pool" {
   address_space       = [local.subnet]
   tags                = local.tags
 
-  lifecycle {
-    ignore_changes = [name]
-  }
+  lifecycle { ignore_changes = [name] }
 }
 
 resource "azurerm_subnet" "pool" {
@@ -88,9 +75,7 @@ resource "azurerm_network_security_group" "pool" {
   resource_group_name = local.resource_group
   tags                = local.tags
 
-  lifecycle {
-    ignore_changes = [name]
-  }
+  lifecycle { ignore_changes = [name] }
 }
 
 resource "azurerm_network_security_rule" "from_outside" {
@@ -122,9 +107,7 @@ resource "azurerm_public_ip" "node" {
   zones               = var.zone == null ? null : [var.zone]
   tags                = local.tags
 
-  lifecycle {
-    ignore_changes = [name]
-  }
+  lifecycle { ignore_changes = [name] }
 }
 
 resource "azurerm_network_interface" "node" {
@@ -144,9 +127,7 @@ resource "azurerm_network_interface" "node" {
     public_ip_address_id          = azurerm_public_ip.node[each.key].id
   }
 
-  lifecycle {
-    ignore_changes = [name]
-  }
+  lifecycle { ignore_changes = [name] }
 }
 
 # InfiniBand connects machines of one availability set, which takes no spot machines and stands in no zone.

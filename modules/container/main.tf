@@ -4,9 +4,7 @@ resource "terraform_data" "found" {
   input            = "${var.root}/${var.stack}/${var.name}.engine"
   triggers_replace = [var.engine, var.host]
 
-  lifecycle {
-    ignore_changes = [input]
-  }
+  lifecycle { ignore_changes = [input] }
 
   provisioner "local-exec" {
     command     = "sh '${path.module}/node.sh' find"
@@ -24,9 +22,7 @@ resource "terraform_data" "engine" {
   input            = { program = try(trimspace(file(terraform_data.found.output)), ""), host = var.host }
   triggers_replace = [terraform_data.found.id]
 
-  lifecycle {
-    ignore_changes = [input]
-  }
+  lifecycle { ignore_changes = [input] }
 }
 
 locals {
@@ -58,9 +54,7 @@ locals {
 resource "terraform_data" "secret" {
   triggers_replace = sensitive("${uuid()}${uuid()}")
 
-  lifecycle {
-    ignore_changes = [triggers_replace]
-  }
+  lifecycle { ignore_changes = [triggers_replace] }
 }
 
 module "core" {

@@ -10,6 +10,7 @@ variable "pool" {
     versions         = object({ python = string, requirements = list(string) })
     scheduler_port   = number
     slots            = list(object({ index = number, kind = string, accelerator = optional(string), profile = optional(string), gpu = optional(number) }))
+    volumes          = optional(list(object({ name = string })), [])
   })
 
   validation {
@@ -35,6 +36,11 @@ variable "pool" {
   validation {
     condition     = var.pool.scheduler_port >= 1 && var.pool.scheduler_port <= 65535 && floor(var.pool.scheduler_port) == var.pool.scheduler_port
     error_message = "scheduler_port: a port, 1 to 65535."
+  }
+
+  validation {
+    condition     = length(var.pool.volumes) <= 8 && length(distinct(var.pool.volumes[*].name)) == length(var.pool.volumes)
+    error_message = "volumes: at most 8, of different names."
   }
 }
 

@@ -21,9 +21,7 @@ locals {
 resource "terraform_data" "secret" {
   triggers_replace = sensitive("${uuid()}${uuid()}")
 
-  lifecycle {
-    ignore_changes = [triggers_replace]
-  }
+  lifecycle { ignore_changes = [triggers_replace] }
 }
 
 # The host key of each machine.
@@ -40,12 +38,7 @@ module "hosts" {
   zone    = var.region
   ids     = { for node, instance in crusoe_compute_instance.node : node => instance.id }
   machines = {
-    for node, instance in crusoe_compute_instance.node : node => {
-      address  = instance.network_interfaces[0].public_ipv4.address
-      inside   = instance.network_interfaces[0].private_ipv4.address
-      user     = "ubuntu"
-      key_file = var.key_file
-    }
+    for node, instance in crusoe_compute_instance.node : node => { address = instance.network_interfaces[0].public_ipv4.address, inside = instance.network_interfaces[0].private_ipv4.address, user = "ubuntu", key_file = var.key_file }
   }
   host_keys = tls_private_key.host
   # read in documents only: https://docs.crusoecloud.com/compute/virtual-machines/managing-vms
@@ -62,9 +55,7 @@ resource "crusoe_vpc_network" "pool" {
   name = module.hosts.names.own
   cidr = local.cidr
 
-  lifecycle {
-    ignore_changes = [name]
-  }
+  lifecycle { ignore_changes = [name] }
 }
 
 resource "crusoe_vpc_subnet" "pool" {
@@ -73,9 +64,7 @@ resource "crusoe_vpc_subnet" "pool" {
   location = var.region
   network  = crusoe_vpc_network.pool.id
 
-  lifecycle {
-    ignore_changes = [name]
-  }
+  lifecycle { ignore_changes = [name] }
 }
 
 resource "crusoe_vpc_firewall_rule" "in" {
@@ -91,9 +80,7 @@ resource "crusoe_vpc_firewall_rule" "in" {
   destination       = local.cidr
   destination_ports = each.value.ports
 
-  lifecycle {
-    ignore_changes = [name]
-  }
+  lifecycle { ignore_changes = [name] }
 }
 
 # A type of the same family would be changed in place, for which a machine is stopped; whether it is in a partition too.

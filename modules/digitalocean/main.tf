@@ -7,9 +7,7 @@ locals {
 resource "terraform_data" "secret" {
   triggers_replace = sensitive("${uuid()}${uuid()}")
 
-  lifecycle {
-    ignore_changes = [triggers_replace]
-  }
+  lifecycle { ignore_changes = [triggers_replace] }
 }
 
 # The host key of each machine.
@@ -25,12 +23,7 @@ module "hosts" {
   zone   = var.region
   ids    = { for node, droplet in digitalocean_droplet.node : node => droplet.id }
   machines = {
-    for node, droplet in digitalocean_droplet.node : node => {
-      address  = droplet.ipv4_address
-      inside   = droplet.ipv4_address_private
-      user     = "root"
-      key_file = var.key_file
-    }
+    for node, droplet in digitalocean_droplet.node : node => { address = droplet.ipv4_address, inside = droplet.ipv4_address_private, user = "root", key_file = var.key_file }
   }
   patience  = 600
   host_keys = tls_private_key.host
@@ -50,9 +43,7 @@ resource "digitalocean_ssh_key" "login" {
   name       = module.hosts.names.own
   public_key = trimspace(var.ssh_public_key)
 
-  lifecycle {
-    ignore_changes = [name]
-  }
+  lifecycle { ignore_changes = [name] }
 }
 
 resource "digitalocean_vpc" "pool" {
@@ -60,17 +51,13 @@ resource "digitalocean_vpc" "pool" {
   name   = "${module.hosts.names.own}-${var.region}"
   region = var.region
 
-  lifecycle {
-    ignore_changes = [name]
-  }
+  lifecycle { ignore_changes = [name] }
 }
 
 resource "digitalocean_tag" "pool" {
   name = module.hosts.names.own
 
-  lifecycle {
-    ignore_changes = [name]
-  }
+  lifecycle { ignore_changes = [name] }
 }
 
 resource "digitalocean_firewall" "pool" {
@@ -118,9 +105,7 @@ resource "digitalocean_firewall" "pool" {
     destination_addresses = ["0.0.0.0/0", "::/0"]
   }
 
-  lifecycle {
-    ignore_changes = [name]
-  }
+  lifecycle { ignore_changes = [name] }
 }
 
 # A size would be changed in place, for which the droplet is switched off; one with a GPU cannot be.

@@ -108,9 +108,7 @@ resource "google_compute_region_instance_group_manager" "workers" {
     }
   }
 
-  lifecycle {
-    replace_triggered_by = [terraform_data.group[0]]
-  }
+  lifecycle { replace_triggered_by = [terraform_data.group[0]] }
 }
 
 resource "terraform_data" "group_zones" {
@@ -119,9 +117,7 @@ resource "terraform_data" "group_zones" {
   input            = local.group_zones
   triggers_replace = [var.machine_types, var.zones]
 
-  lifecycle {
-    ignore_changes = [input]
-  }
+  lifecycle { ignore_changes = [input] }
 }
 
 resource "terraform_data" "group" {

@@ -111,11 +111,6 @@ variable "volumes" {
   type        = list(object({ name = string, id = string, path = optional(string) }))
   default     = []
   nullable    = false
-
-  validation {
-    condition     = length(var.volumes) <= 8 && length(distinct(var.volumes[*].name)) == length(var.volumes)
-    error_message = "volumes: at most 8, of different names."
-  }
 }
 
 variable "head_volume_gb" {

@@ -55,9 +55,7 @@ resource "terraform_data" "image" {
   input            = try(data.google_compute_image.family[each.key].self_link, each.value)
   triggers_replace = each.value
 
-  lifecycle {
-    ignore_changes = [input]
-  }
+  lifecycle { ignore_changes = [input] }
 }
 
 # What a machine is replaced for, besides what Google Cloud cannot change on one. Its user data are not among it: they
@@ -209,9 +207,7 @@ resource "google_compute_instance" "node" {
     }
   }
 
-  timeouts {
-    create = var.machine.flex == null ? "20m" : "150m"
-  }
+  timeouts { create = var.machine.flex == null ? "20m" : "150m" }
 
   lifecycle {
     # The disks that a machine type brings are no part of what is declared; labels of a disk would replace its machine.

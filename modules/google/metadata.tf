@@ -32,9 +32,7 @@ resource "terraform_data" "runner" {
 
   triggers_replace = sensitive({ name = basename(var.pool.runner_file), sha256 = filesha256(var.pool.runner_file), content = local.carried })
 
-  lifecycle {
-    ignore_changes = [triggers_replace]
-  }
+  lifecycle { ignore_changes = [triggers_replace] }
 }
 
 resource "terraform_data" "versions" {
@@ -42,7 +40,5 @@ resource "terraform_data" "versions" {
 
   input = var.pool.versions
 
-  lifecycle {
-    ignore_changes = [input]
-  }
+  lifecycle { ignore_changes = [input] }
 }

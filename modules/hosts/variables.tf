@@ -27,6 +27,7 @@ variable "pool" {
     runner_file        = string
     versions           = object({ python = string, requirements = list(string) })
     slots              = list(object({ index = number, kind = string, accelerator = optional(string), profile = optional(string), gpu = optional(number) }))
+    volumes            = optional(list(object({ name = string })), [])
     scheduler_port     = number
     wait_seconds       = number
   })

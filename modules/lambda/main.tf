@@ -10,24 +10,16 @@ locals {
 resource "terraform_data" "secret" {
   triggers_replace = sensitive("${uuid()}${uuid()}")
 
-  lifecycle {
-    ignore_changes = [triggers_replace]
-  }
+  lifecycle { ignore_changes = [triggers_replace] }
 }
 
 module "hosts" {
-  source = "../hosts"
-  kind   = "lambda"
-  secret = terraform_data.secret
-  zone   = var.region
-  ids    = { for node, instance in lambdalabs_instance.node : node => instance.id }
-  machines = {
-    for node, instance in lambdalabs_instance.node : node => {
-      address  = instance.ip
-      user     = "ubuntu"
-      key_file = var.key_file
-    }
-  }
+  source   = "../hosts"
+  kind     = "lambda"
+  secret   = terraform_data.secret
+  zone     = var.region
+  ids      = { for node, instance in lambdalabs_instance.node : node => instance.id }
+  machines = { for node, instance in lambdalabs_instance.node : node => { address = instance.ip, user = "ubuntu", key_file = var.key_file } }
 
   # There are no user data, so no host key can be given to a machine: that of the first contact is kept.
   known_hosts = var.known_hosts
@@ -48,9 +40,7 @@ resource "lambdalabs_ssh_key" "login" {
   public_key = trimspace(var.ssh_public_key)
 
   # The provider changes none in place, and Lambda has it in the form in which it was given.
-  lifecycle {
-    ignore_changes = [name, public_key]
-  }
+  lifecycle { ignore_changes = [name, public_key] }
 }
 
 # The provider would change a machine in place, and then refuses.
@@ -67,9 +57,7 @@ resource "lambdalabs_instance" "node" {
   ssh_key_names      = [lambdalabs_ssh_key.login.name]
 
   # A machine that takes longer is in no state, and goes on costing.
-  timeouts {
-    create = "60m"
-  }
+  timeouts { create = "60m" }
 
   lifecycle {
     # A refresh finds an empty list where none was declared, and the provider updates nothing.

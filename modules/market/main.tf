@@ -40,9 +40,7 @@ resource "terraform_data" "found" {
   input            = "${path.root}/.skyinfra-${var.pool.stack}-${var.pool.name}.head"
   triggers_replace = [var.head_id]
 
-  lifecycle {
-    ignore_changes = [input]
-  }
+  lifecycle { ignore_changes = [input] }
 
   provisioner "local-exec" {
     command     = "python3 -B '${path.module}/address.py' find"

@@ -17,6 +17,7 @@ variable "pool" {
     machine_types  = list(string)
     versions       = object({ python = string, requirements = list(string) })
     slots          = list(object({ index = number, kind = string, accelerator = optional(string), profile = optional(string), gpu = optional(number) }))
+    volumes        = optional(list(object({ name = string })), [])
     wait_seconds   = number
   })
 

@@ -13,9 +13,7 @@ locals {
 resource "terraform_data" "secret" {
   triggers_replace = sensitive("${uuid()}${uuid()}")
 
-  lifecycle {
-    ignore_changes = [triggers_replace]
-  }
+  lifecycle { ignore_changes = [triggers_replace] }
 }
 
 # The host key of each machine.
@@ -25,20 +23,13 @@ resource "tls_private_key" "host" {
 }
 
 module "hosts" {
-  source  = "../hosts"
-  kind    = "nebius"
-  secret  = terraform_data.secret
-  account = var.project_id
-  zone    = var.region
-  ids     = { for node, instance in nebius_compute_v1_instance.node : node => instance.id }
-  machines = {
-    for node, address in local.addresses : node => {
-      address  = address.public
-      inside   = address.private
-      user     = "ubuntu"
-      key_file = var.key_file
-    }
-  }
+  source    = "../hosts"
+  kind      = "nebius"
+  secret    = terraform_data.secret
+  account   = var.project_id
+  zone      = var.region
+  ids       = { for node, instance in nebius_compute_v1_instance.node : node => instance.id }
+  machines  = { for node, address in local.addresses : node => { address = address.public, inside = address.private, user = "ubuntu", key_file = var.key_file } }
   host_keys = tls_private_key.host
   # The images have no user that one could log in as.
   cloud_config = jsonencode({
@@ -55,7 +46,7 @@ module "hosts" {
     name           = var.name, stack = var.stack, node_count = var.node_count, labels = var.labels
     machine_types  = var.machine_types, image = var.image, ssh_public_key = var.ssh_public_key, allow_cidrs = var.allow_cidrs
     user_data_head = var.user_data_head, user_data_worker = var.user_data_worker, user_data_revision = var.user_data_revision
-    runner_file    = var.runner_file, versions = var.versions, slots = var.slots, scheduler_port = var.scheduler_port, wait_seconds = var.wait_seconds
+    runner_file    = var.runner_file, versions = var.versions, slots = var.slots, scheduler_port = var.scheduler_port, wait_seconds = var.wait_seconds, volumes = var.volumes
   }
 }
 
@@ -69,9 +60,7 @@ resource "nebius_vpc_v1_security_group" "pool" {
   network_id = data.nebius_vpc_v1_subnet.pool.network_id
   labels     = var.labels
 
-  lifecycle {
-    ignore_changes = [name]
-  }
+  lifecycle { ignore_changes = [name] }
 }
 
 # A rule has at most 8 networks.
@@ -84,9 +73,7 @@ resource "nebius_vpc_v1_security_rule" "from_outside" {
   protocol  = "TCP"
   ingress   = { source_cidrs = each.value, destination_ports = [22, var.scheduler_port] }
 
-  lifecycle {
-    ignore_changes = [name]
-  }
+  lifecycle { ignore_changes = [name] }
 }
 
 resource "nebius_vpc_v1_security_rule" "among_themselves" {
@@ -96,9 +83,7 @@ resource "nebius_vpc_v1_security_rule" "among_themselves" {
   protocol  = "ANY"
   ingress   = { source_security_group_id = nebius_vpc_v1_security_group.pool.id }
 
-  lifecycle {
-    ignore_changes = [name]
-  }
+  lifecycle { ignore_changes = [name] }
 }
 
 resource "nebius_vpc_v1_security_rule" "to_outside" {
@@ -108,9 +93,7 @@ resource "nebius_vpc_v1_security_rule" "to_outside" {
   protocol  = "ANY"
   egress    = { destination_cidrs = ["0.0.0.0/0"] }
 
-  lifecycle {
-    ignore_changes = [name]
-  }
+  lifecycle { ignore_changes = [name] }
 }
 
 # What the provider would change in place, or try to: a machine that is stopped for it, or refused.

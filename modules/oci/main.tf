@@ -6,9 +6,7 @@ locals {
 resource "terraform_data" "secret" {
   triggers_replace = sensitive("${uuid()}${uuid()}")
 
-  lifecycle {
-    ignore_changes = [triggers_replace]
-  }
+  lifecycle { ignore_changes = [triggers_replace] }
 }
 
 # The host key of each machine.
@@ -40,12 +38,7 @@ module "hosts" {
   zone    = var.availability_domain
   ids     = { for node, instance in oci_core_instance.node : node => instance.id }
   machines = {
-    for node, instance in oci_core_instance.node : node => {
-      address  = instance.public_ip
-      inside   = instance.private_ip
-      user     = var.ssh_user
-      key_file = var.key_file
-    }
+    for node, instance in oci_core_instance.node : node => { address = instance.public_ip, inside = instance.private_ip, user = var.ssh_user, key_file = var.key_file }
   }
   # A bare machine takes its time to boot.
   patience  = 1800
@@ -70,9 +63,7 @@ resource "oci_core_vcn" "pool" {
   display_name   = module.hosts.names.own
   freeform_tags  = var.labels
 
-  lifecycle {
-    ignore_changes = [display_name]
-  }
+  lifecycle { ignore_changes = [display_name] }
 }
 
 resource "oci_core_internet_gateway" "pool" {
@@ -80,9 +71,7 @@ resource "oci_core_internet_gateway" "pool" {
   vcn_id         = oci_core_vcn.pool.id
   display_name   = module.hosts.names.own
 
-  lifecycle {
-    ignore_changes = [display_name]
-  }
+  lifecycle { ignore_changes = [display_name] }
 }
 
 resource "oci_core_default_route_table" "pool" {
@@ -108,9 +97,7 @@ resource "oci_core_subnet" "pool" {
 
   depends_on = [oci_core_default_security_list.pool, oci_core_default_route_table.pool]
 
-  lifecycle {
-    ignore_changes = [display_name]
-  }
+  lifecycle { ignore_changes = [display_name] }
 }
 
 resource "oci_core_network_security_group" "pool" {
@@ -119,9 +106,7 @@ resource "oci_core_network_security_group" "pool" {
   display_name   = module.hosts.names.own
   freeform_tags  = var.labels
 
-  lifecycle {
-    ignore_changes = [display_name]
-  }
+  lifecycle { ignore_changes = [display_name] }
 }
 
 resource "oci_core_network_security_group_security_rule" "from_outside" {

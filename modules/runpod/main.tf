@@ -24,9 +24,7 @@ locals {
 resource "terraform_data" "secret" {
   triggers_replace = sensitive("${uuid()}${uuid()}")
 
-  lifecycle {
-    ignore_changes = [triggers_replace]
-  }
+  lifecycle { ignore_changes = [triggers_replace] }
 }
 
 module "market" {
@@ -42,7 +40,7 @@ module "market" {
     name           = var.name, stack = var.stack, node_count = var.node_count
     machine_types  = var.machine_types
     user_data_head = var.user_data_head, user_data_worker = var.user_data_worker
-    versions       = var.versions, slots = var.slots, scheduler_port = var.scheduler_port, wait_seconds = var.wait_seconds
+    versions       = var.versions, slots = var.slots, scheduler_port = var.scheduler_port, wait_seconds = var.wait_seconds, volumes = var.volumes
   }
 }
 

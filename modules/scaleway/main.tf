@@ -6,9 +6,7 @@ locals {
 resource "terraform_data" "secret" {
   triggers_replace = sensitive("${uuid()}${uuid()}")
 
-  lifecycle {
-    ignore_changes = [triggers_replace]
-  }
+  lifecycle { ignore_changes = [triggers_replace] }
 }
 
 # The host key of each machine.
@@ -18,19 +16,13 @@ resource "tls_private_key" "host" {
 }
 
 module "hosts" {
-  source  = "../hosts"
-  kind    = "scaleway"
-  secret  = terraform_data.secret
-  account = scaleway_instance_server.node[local.names[0]].project_id
-  zone    = var.region
-  ids     = { for node, server in scaleway_instance_server.node : node => server.id }
-  machines = {
-    for node, ip in scaleway_instance_ip.node : node => {
-      address  = ip.address
-      user     = "root"
-      key_file = var.key_file
-    }
-  }
+  source    = "../hosts"
+  kind      = "scaleway"
+  secret    = terraform_data.secret
+  account   = scaleway_instance_server.node[local.names[0]].project_id
+  zone      = var.region
+  ids       = { for node, server in scaleway_instance_server.node : node => server.id }
+  machines  = { for node, ip in scaleway_instance_ip.node : node => { address = ip.address, user = "root", key_file = var.key_file } }
   host_keys = tls_private_key.host
   # https://www.scaleway.com/en/developers/api/instances/: no limit is said
   names = { limit = 63 }
@@ -47,9 +39,7 @@ resource "scaleway_iam_ssh_key" "login" {
   name       = module.hosts.names.own
   public_key = trimspace(var.ssh_public_key)
 
-  lifecycle {
-    ignore_changes = [name]
-  }
+  lifecycle { ignore_changes = [name] }
 }
 
 resource "scaleway_instance_ip" "node" {
@@ -82,9 +72,7 @@ resource "scaleway_instance_security_group" "pool" {
     }
   }
 
-  lifecycle {
-    ignore_changes = [name]
-  }
+  lifecycle { ignore_changes = [name] }
 }
 
 # What would be changed in place, for which a machine is stopped.

@@ -28,9 +28,7 @@ locals {
 resource "terraform_data" "secret" {
   triggers_replace = sensitive("${uuid()}${uuid()}")
 
-  lifecycle {
-    ignore_changes = [triggers_replace]
-  }
+  lifecycle { ignore_changes = [triggers_replace] }
 }
 
 module "market" {
@@ -95,9 +93,7 @@ resource "vastai_instance" "head" {
     SKYINFRA_START                                   = module.market.start_head
   }
 
-  timeouts {
-    create = "${var.wait_seconds}s"
-  }
+  timeouts { create = "${var.wait_seconds}s" }
 
   lifecycle {
     ignore_changes       = [label, offer_id, onstart, env, template_hash_id]
@@ -126,9 +122,7 @@ resource "vastai_instance" "worker" {
   onstart         = local.onstart
   env             = { SKYINFRA_START = module.market.start_worker[each.key] }
 
-  timeouts {
-    create = "${var.wait_seconds}s"
-  }
+  timeouts { create = "${var.wait_seconds}s" }
 
   lifecycle {
     ignore_changes       = [label, offer_id, onstart, env, template_hash_id]

@@ -6,9 +6,7 @@ locals {
 resource "terraform_data" "secret" {
   triggers_replace = sensitive("${uuid()}${uuid()}")
 
-  lifecycle {
-    ignore_changes = [triggers_replace]
-  }
+  lifecycle { ignore_changes = [triggers_replace] }
 }
 
 # The host key of each machine.
@@ -18,18 +16,12 @@ resource "tls_private_key" "host" {
 }
 
 module "hosts" {
-  source = "../hosts"
-  kind   = "verda"
-  secret = terraform_data.secret
-  zone   = var.region
-  ids    = { for node, instance in verda_instance.node : node => instance.id }
-  machines = {
-    for node, instance in verda_instance.node : node => {
-      address  = instance.ip
-      user     = "root"
-      key_file = var.key_file
-    }
-  }
+  source    = "../hosts"
+  kind      = "verda"
+  secret    = terraform_data.secret
+  zone      = var.region
+  ids       = { for node, instance in verda_instance.node : node => instance.id }
+  machines  = { for node, instance in verda_instance.node : node => { address = instance.ip, user = "root", key_file = var.key_file } }
   host_keys = tls_private_key.host
   # dstackai/dstack 511c318c verda/compute.py: MAX_INSTANCE_NAME_LEN = 60
   names = { limit = 60 }
@@ -45,9 +37,7 @@ resource "verda_ssh_key" "login" {
   name       = module.hosts.names.own
   public_key = trimspace(var.ssh_public_key)
 
-  lifecycle {
-    ignore_changes = [name]
-  }
+  lifecycle { ignore_changes = [name] }
 }
 
 # Gives a machine its host key. Until it has run, the machine answers with another one, and is asked again.
@@ -90,9 +80,7 @@ resource "verda_instance" "node" {
     on_spot_discontinue = "delete_permanently"
   }
 
-  timeouts {
-    create = "30m"
-  }
+  timeouts { create = "30m" }
 
   lifecycle {
     # A key, and a name, that is changed is for machines that are made later.

@@ -2,9 +2,7 @@
 resource "terraform_data" "secret" {
   triggers_replace = sensitive("${uuid()}${uuid()}")
 
-  lifecycle {
-    ignore_changes = [triggers_replace]
-  }
+  lifecycle { ignore_changes = [triggers_replace] }
 }
 
 # The host key of each machine.
@@ -14,19 +12,12 @@ resource "tls_private_key" "host" {
 }
 
 module "hosts" {
-  source = "../hosts"
-  kind   = "vultr"
-  secret = terraform_data.secret
-  zone   = var.region
-  ids    = { for node, instance in vultr_instance.node : node => instance.id }
-  machines = {
-    for node, instance in vultr_instance.node : node => {
-      address  = instance.main_ip
-      inside   = instance.internal_ip
-      user     = "root"
-      key_file = var.key_file
-    }
-  }
+  source    = "../hosts"
+  kind      = "vultr"
+  secret    = terraform_data.secret
+  zone      = var.region
+  ids       = { for node, instance in vultr_instance.node : node => instance.id }
+  machines  = { for node, instance in vultr_instance.node : node => { address = instance.main_ip, inside = instance.internal_ip, user = "root", key_file = var.key_file } }
   host_keys = tls_private_key.host
   # The images close all ports but 22 in the machine itself. Here the firewall group does that.
   cloud_config = jsonencode({ runcmd = [["sh", "-c", "ufw disable || true"]] })
@@ -44,27 +35,21 @@ resource "vultr_ssh_key" "login" {
   name    = module.hosts.names.own
   ssh_key = trimspace(var.ssh_public_key)
 
-  lifecycle {
-    ignore_changes = [name]
-  }
+  lifecycle { ignore_changes = [name] }
 }
 
 resource "vultr_vpc" "pool" {
   region      = var.region
   description = module.hosts.names.own
 
-  lifecycle {
-    ignore_changes = [description]
-  }
+  lifecycle { ignore_changes = [description] }
 }
 
 # It holds for the public addresses; the nodes reach each other in the VPC.
 resource "vultr_firewall_group" "pool" {
   description = module.hosts.names.own
 
-  lifecycle {
-    ignore_changes = [description]
-  }
+  lifecycle { ignore_changes = [description] }
 }
 
 resource "vultr_firewall_rule" "from_outside" {
