@@ -14,7 +14,7 @@ from typing import Any
 import skyinfra as sky
 from skyinfra.compiler import compile_pools
 from skyinfra.places.choices import Choice
-from skyinfra.stack import _sections, module_inputs
+from skyinfra.stack.sections import additions_of, module_inputs
 from skyinfra.terraform.expressions import folded, literal
 from skyinfra.terraform.project import Project
 from skyinfra.terraform.synthesized import SynthesizedStack
@@ -29,7 +29,7 @@ def document_of(
     inputs = {each.pool.name: folded(literal(module_inputs(each, "../../.."))) for each in deployments}
     sources = {kind: f"./{kind}" for kind in kinds}
     document: dict[str, Any] = {}
-    for section, content in _sections(name, deployments, inputs, sources, "./runner.whl").items():
+    for section, content in additions_of(name, deployments, inputs, sources, "./runner.whl").items():
         place = document
         *path, last = section.split(".")
         for key in path:

@@ -1,4 +1,4 @@
-"""FleetStack: the only file that knows cdktf and cdktn.
+"""The constructs of a stack: the only file that knows cdktf and cdktn.
 
 Both libraries carry the same API under two names. The library is found from the scope a FleetStack is put in, so one
 class serves both and neither is a hard dependency.
@@ -14,21 +14,20 @@ import shutil
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Sequence, Set
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from skyinfra.bootstrap import bundled, carries_runner, runner_wheel, user_data
+from skyinfra.bootstrap import bundled, carries_runner, runner_wheel
 from skyinfra.compiler import Deployment, compile_pool, compile_pools
 from skyinfra.declared import is_output
 from skyinfra.errors import InvalidField, MissingDependency
-from skyinfra.places.candidates import account
 from skyinfra.places.choices import Choices
 from skyinfra.pool import STACK_NAME, ComputePool
-from skyinfra.providers import Provider, TerraformProvider
 from skyinfra.providers.volumes import Volume
+from skyinfra.stack.sections import additions_of, module_inputs, own_block, packs_runner, provider_sections, users
 from skyinfra.terraform.backends import S3, Backend, HCPTerraform, LocalState
 from skyinfra.terraform.expressions import folded, from_file, literal
 
@@ -116,7 +115,7 @@ class FleetStack(metaclass=_BindingMeta):
         _check_volumes(volumes, pools)
         choices = Choices.read(Path.cwd()).fleets
         compiled = () if callable(pools) else compile_pools(pools, id, choices)
-        _providers(_using(compiled))
+        provider_sections(users(compiled))
         library = library_of(scope)
         compiled = _with_ids(scope, compiled)
         super().__init__(scope, id)  # type: ignore[call-arg]
@@ -125,7 +124,7 @@ class FleetStack(metaclass=_BindingMeta):
         project = _path_to_project(scope, id)
         _add_backend(library, self, id, backend or LocalState(), project)
         sources = _module_sources(library, self, {each.pool.provider.kind for each in self.deployments})
-        carriers = {_packs_runner(each) for each in self.deployments if carries_runner(each)}
+        carriers = {packs_runner(each) for each in self.deployments if carries_runner(each)}
         runners = {packed: _runner_source(library, self, packed) for packed in sorted(carriers)}
         inputs = {each.pool.name: module_inputs(each, project) for each in self.deployments}
         carried = _carry_user_data(library, self, inputs)
@@ -133,7 +132,7 @@ class FleetStack(metaclass=_BindingMeta):
             each.pool.name: _refer(library, self, each, literal(inputs[each.pool.name])) for each in self.deployments
         }
         modules = {name: {**folded(found), **carried.get(name, {})} for name, found in given.items()}
-        self._additions = _sections(id, self.deployments, modules, sources, runners, volumes)
+        self._additions = additions_of(id, self.deployments, modules, sources, runners, volumes)
         for section, content in self._additions.items():
             self.add_override(section, content)  # type: ignore[attr-defined]
 
@@ -228,11 +227,6 @@ def modules_folder(kinds: frozenset[str]) -> Path:
     return folder
 
 
-def _packs_runner(deployment: Deployment) -> bool:
-    """Returns whether the runner is compressed on its way: metadata have no room for it as it is."""
-    return deployment.pool.provider.data.boot.delivery == "metadata"
-
-
 def _runner_source(library: ModuleType, stack: Any, packed: bool) -> str:
     """Carries the runner into the stack, for the modules that hand it on."""
     name = "runner-packed" if packed else "runner"
@@ -280,85 +274,6 @@ def _carry_user_data(library: ModuleType, stack: Any, inputs: dict[str, dict[str
     return expressions
 
 
-def _sections(
-    stack: str,
-    deployments: Sequence[Deployment],
-    inputs: dict[str, dict[str, Any]],
-    sources: dict[str, str],
-    runners: dict[bool, str],
-    volumes: Sequence[Volume] = (),
-) -> dict[str, dict[str, Any]]:
-    """Returns the additions of the pools to the stack's JSON, by its top-level sections.
-
-    All pools cross to jsii as one value: a construct for each module and output would cost 5 ms a pool.
-    """
-    modules, outputs = {}, {}
-    for deployment in deployments:
-        pool, name = deployment.pool.name, deployment.module or deployment.pool.name
-        source = sources[deployment.pool.provider.kind]
-        modules[name] = {"source": source, **inputs[pool]}
-        if carries_runner(deployment):
-            modules[name]["runner_file"] = runners[_packs_runner(deployment)]
-        if providers := deployment.pool.provider.terraform():
-            modules[name]["providers"] = {
-                each.name: _own_block(deployment.pool.provider, each) or f"{each.name}.{each.alias}"
-                for each in providers
-            }
-        outputs[deployment.output] = {"value": f"${{module.{name}.fleet}}", "sensitive": True}
-    choices = {"pools": [describe(deployment) for deployment in deployments]}
-    if volumes:
-        choices["volumes"] = [volume.describe() for volume in volumes]
-    # `cdktf output` reads the names of the outputs from the comment that cdktf itself keeps.
-    names = {stack: {name: name for name in outputs}} if outputs else {}
-    sections: dict[str, dict[str, Any]] = {
-        **_providers([*_using(deployments), *((each.name, each.provider) for each in volumes)]),
-        "module": modules,
-        "output": outputs,
-        "//.skyinfra": choices,
-        "//.outputs": names,
-    }
-    return {section: content for section, content in sections.items() if content}
-
-
-def _using(deployments: Sequence[Deployment]) -> list[tuple[str, Provider]]:
-    """Returns the providers of the pools, with the names of these; of every place, for what was made there before."""
-    return [(each.pool.name, each.pool.provider) for pool in deployments for each in pool.places or (pool,)]
-
-
-def _providers(using: Sequence[tuple[str, Provider]]) -> dict[str, dict[str, Any]]:
-    """Returns the Terraform providers of pools and volumes, one for each configuration that differs."""
-    configurations: dict[str, dict[str, dict[str, Any]]] = {}
-    required = {}
-    for name, user in using:
-        for provider in user.terraform():
-            required[provider.name] = {"source": provider.source, "version": provider.version}
-            if _own_block(user, provider):
-                continue
-            made = configurations.setdefault(provider.name, {}).setdefault(provider.alias, {})
-            _refuse_two(name, provider, made)
-            made.update(provider.configuration())
-    blocks = {name: list(found.values()) for name, found in sorted(configurations.items())}
-    return {"provider": blocks, "terraform.required_providers": required}
-
-
-def _own_block(user: Provider, provider: TerraformProvider) -> str | None:
-    """Returns the name of the stack's own provider block that a pool is declared with; None where it gets one."""
-    given: str | None = getattr(user, "provider", None)
-    return given if given and given.partition(".")[0] == provider.name else None
-
-
-def _refuse_two(user: str, provider: TerraformProvider, made: dict[str, Any]) -> None:
-    """Raises `InvalidField` where a pool wants another setting of a provider block than one before it."""
-    for name, value in provider.settings:
-        if name in made and made[name] != value:
-            raise InvalidField(
-                f"a pool before it has {made[name]} with the same region and profile, which are one account",
-                field=f"{user}.provider.{name}",
-                given=value,
-                hint="Give each account a profile of its own: sky.AWS(profile=...).",
-            )
-
-
 def _check_volumes(volumes: Sequence[Volume], pools: object) -> None:
     """Raises `InvalidField` for what is no volume, one that there is already, a name twice, and pools beside them."""
     if volumes and pools:
@@ -387,7 +302,7 @@ def _volume_id(library: ModuleType, stack: Any, volume: Volume, id: str) -> str:
     made = library.TerraformResource(stack, f"volume-{volume.name}", terraform_resource_type=volume.data.resource)
     made.override_logical_id(volume.name)
     provider = volume.provider.terraform()[0]
-    made.add_override("provider", _own_block(volume.provider, provider) or f"{provider.name}.{provider.alias}")
+    made.add_override("provider", own_block(volume.provider, provider) or f"{provider.name}.{provider.alias}")
     for name, value in volume.resource(id).items():
         made.add_override(name, value)
     found: str = made.get_string_attribute("id")
@@ -420,91 +335,6 @@ def _with_id(scope: Any, pool: ComputePool, path: str) -> Volume:
         given=volume.name,
         hint="Put it in one: sky.FleetStack(app, ..., volumes=[...]). Or give the id of one that there is: id=...",
     )
-
-
-def module_inputs(deployment: Deployment, project: str) -> dict[str, Any]:
-    """Returns the inputs of the pool's module: the core ones of every provider, then the provider's own."""
-    pool, selection, data = deployment.pool, deployment.selection, user_data(deployment)
-    data_file = pool.provider.data
-    inputs = {
-        "name": pool.name,
-        "stack": deployment.stack,
-        "node_count": pool.nodes,
-        "machine_types": list(selection.machine_types),
-        **({"image": selection.image} if selection.image else {}),
-        "disk_gb": pool.disk_gb or 0,
-        "spot": pool.spot,
-        "user_data_head": data.head,
-        "user_data_worker": data.worker,
-        "labels": dict(sorted(pool.labels.items())),
-        "slots": [{k: v for k, v in vars(slot).items() if v is not None} for slot in deployment.slots],
-        **selection.inputs,
-        **(data_file.idle.inputs if data_file.idle and deployment.worker.ends_itself else {}),
-        **({"user_data_revision": data.revision} if data.revision else {}),
-        **({"versions": data.versions} if data.versions else {}),
-        **{key: f"{project}/{path}" for key, path in selection.project_paths.items()},
-    }
-    # What a place has none of, its module does not ask for.
-    return {name: value for name, value in inputs.items() if data_file.takes(name)}
-
-
-def describe(deployment: Deployment) -> dict[str, Any]:
-    """Returns the choices for a pool, for programs that show the stack; kept as a comment in the synthesized JSON.
-
-    cdktf drops what is None: no accelerator means CPU nodes, no hourly cost local nodes, or that the price is not
-    known.
-    """
-    pool, selection = deployment.pool, deployment.selection
-    accelerator = selection.accelerator
-    return {
-        "name": pool.name,
-        "provider": pool.provider.kind,
-        "region": getattr(pool.provider, "region", None),
-        "nodes": pool.nodes,
-        "vcpus": pool.vcpus,
-        "memory_gb": pool.memory_gb,
-        "machine_types": list(selection.machine_types),
-        "accelerator": str(accelerator) if accelerator else None,
-        "preferences": list(map(str, pool.accelerators)) if len(pool.accelerators) > 1 else None,
-        "accelerators_per_node": selection.count * selection.hosts,
-        "slots_per_node": len(deployment.slots) * selection.hosts,
-        "spot": pool.spot,
-        "hourly_cost": selection.hourly_cost,
-        "max_hourly_cost": pool.max_hourly_cost,
-        "stop_after_idle": pool.stop_after_idle if deployment.worker.idle_seconds else None,
-        "max_lifetime": pool.max_lifetime if deployment.worker.lifetime_seconds else None,
-        "prices": {machine: asdict(price) for machine, price in selection.prices.items()} or None,
-        "price_note": selection.price_note,
-        "head": selection.head_machine,
-        "head_price": asdict(selection.head_price) if selection.head_price else None,
-        "simulated": selection.simulated,
-        "drain_seconds": pool.worker.drain_seconds,
-        **({"layouts_follow": True} if pool.layout is not None else {}),
-        **({"budget": pool.budget.model_dump()} if pool.budget is not None else {}),
-        **({"module": deployment.module} if deployment.module else {}),
-        **({"place": deployment.place, "places": _places(deployment)} if deployment.places else {}),
-        **({"volumes": [{**v.describe(), "path": path} for path, v in pool.volumes.items()]} if pool.volumes else {}),
-    }
-
-
-def _places(deployment: Deployment) -> list[dict[str, Any]]:
-    """Returns the places of a pool in order, for programs that choose one of them."""
-    return [
-        {
-            "place": each.place,
-            "module": each.module or each.pool.name,
-            "provider": each.pool.provider.kind,
-            "region": getattr(each.pool.provider, "region", None),
-            "zones": list(getattr(each.pool.provider, "zones", ())),
-            "account": account(each.pool.provider),
-            "own": getattr(each.pool.provider, "provider", None),
-            "machine_types": list(each.selection.machine_types),
-            "accelerator": str(each.selection.accelerator) if each.selection.accelerator else None,
-            "usd_per_hour": each.usd_per_hour,
-            "price_note": each.selection.price_note,
-        }
-        for each in deployment.places
-    ]
 
 
 def _add_backend(library: ModuleType, stack: Any, id: str, backend: Backend, project: str) -> None:
