@@ -163,7 +163,7 @@ module "hosts" {{
   zone   = var.region
   ids    = {{ for node, instance in {kind}_instance.node : node => instance.id }}
   machines = {{
-    for node, instance in {kind}_instance.node : node => {{ address = instance.ip, user = "ubuntu", key_file = var.key_file }}
+    for node, each in {kind}_instance.node : node => {{ address = each.ip, user = "ubuntu", key_file = var.key_file }}
   }}
   host_keys = tls_private_key.host
   # FILL: where the length that a name takes stands.
