@@ -12,8 +12,9 @@ from skyinfra.errors import InvalidField
 from skyinfra.offers import Offer
 from skyinfra.providers.aws_fields import MachineTypes, Zones, check_labels
 from skyinfra.providers.base import Request
-from skyinfra.providers.cloud import CloudProvider, SelectedMachines
+from skyinfra.providers.cloud import CloudProvider
 from skyinfra.providers.data import Output, OutputStrings, TerraformProvider
+from skyinfra.providers.selected import SelectedMachines
 
 
 class CapacityBlock(Declaration):

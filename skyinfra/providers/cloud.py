@@ -6,7 +6,7 @@ import ipaddress
 import re
 from abc import abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, model_validator
@@ -19,36 +19,15 @@ from skyinfra.mig.layout_tag import write_tag
 from skyinfra.offers import Offer, Price
 from skyinfra.providers.base import Provider, Request, Selection
 from skyinfra.providers.data import Data, Output, OutputStrings, Strings, kinds, read
-from skyinfra.providers.fabrics import Fabric, connected, unconnected
+from skyinfra.providers.fabrics import connected, unconnected
 from skyinfra.providers.images import no_image
+from skyinfra.providers.selected import SelectedMachines, check_alike, check_cap, fallback, price_note
 from skyinfra.providers.volumes import Volume
 
 SCHEDULER_PORT = 8786
-# A spot pool falls back to machines with the same accelerators at up to this multiple of the lowest price.
-_FALLBACK_PRICE = 2.0
 
 # Field names of the pool for the filters of an offer query.
 _CALLED = {"max_price": "max_hourly_cost", "ram_gib": "memory_gb"}
-
-
-@dataclass(frozen=True)
-class SelectedMachines:
-    """The machines of a pool; see `Selection`. offers: of the machine types, in their order; none for CPU nodes.
-
-    fabric: the network between them; None where RDMA is not asked for.
-    """
-
-    accelerator: Accelerator | None
-    machine_types: tuple[str, ...]
-    offers: tuple[Offer, ...]
-    prices: dict[str, Price]
-    price_note: str
-    fabric: Fabric | None = None
-
-    @property
-    def share(self) -> float:
-        """Of each accelerator that a node has."""
-        return self.offers[0].fraction if self.offers else 1.0
 
 
 def _reference(given: object) -> object:
@@ -278,7 +257,7 @@ class CloudProvider(Provider):
         same = [offer for offer in found if offers.carries(offer, accelerator) and offer.chips == first.chips]
         if not self.instance_types:
             # A group, which tries several types, has no volumes.
-            same = _fallback(same, spot=request.spot and self.data.traits.groups and not request.volumes)
+            same = fallback(same, spot=request.spot and self.data.traits.groups and not request.volumes)
         if first.fraction < 1 and accelerator.mig:
             raise NotSupported(f"{first.machine_type} has a share of a GPU, which has no layout", field="accelerator")
         prices = {o.machine_type: price for o in same if (price := o.price(spot=request.spot)) is not None}
@@ -310,7 +289,7 @@ class CloudProvider(Provider):
         types = tuple(self.instance_types) or (self.data.general(request.vcpus, request.memory_gb, self.region),)
         known = {name: self.data.price(name, self.region) for name in types if not request.spot}
         prices = {name: price for name, price in known.items() if price is not None}
-        _check_cap(types, prices, request)
+        check_cap(types, prices, request)
         return self._selected(None, types, (), prices, request)
 
     def _selected(
@@ -321,13 +300,9 @@ class CloudProvider(Provider):
         prices: dict[str, Price],
         request: Request,
     ) -> SelectedMachines:
-        purchase, price = "spot" if request.spot else "on-demand", prices.get(types[0])
-        note = f"{purchase} price not known"
+        note = price_note(prices.get(types[0]), spot=request.spot)
         if self.paid_ahead is not None:
             note, prices = self.paid_ahead, {}
-        elif price is not None:
-            about = "about, " if price.basis == "estimated" else ""
-            note = f"{about}{purchase} in {price.region}, {price.date}"
         notes = [note, self._place_note(types[0], found), self._smaller_note(found, request)]
         fabric = self.data.fabric(found[0]) if request.rdma and found else None
         return SelectedMachines(accelerator, types, found, prices, "; ".join(filter(None, notes)), fabric)
@@ -422,7 +397,7 @@ class CloudProvider(Provider):
                     f"memory and price of the pool. Its regions: {', '.join(known[name].regions) or 'not known here'}.",
                 )
         selected = [by_type[name] for name in self.instance_types]
-        _check_alike(selected)
+        check_alike(selected)
         if request.rdma and (apart := [each for each in selected if not self._connected([each])]):
             raise self._unconnected(apart, "provider.instance_types")
         return selected
@@ -458,46 +433,3 @@ def _having(has: Any) -> str:
     """Says which providers have it. has: takes a provider's `Data`."""
     every: Iterable[Data] = map(read, kinds())
     return f"Providers that do: {', '.join(data.kind for data in every if has(data)) or 'none'}."
-
-
-def _fallback(found: list[Offer], *, spot: bool) -> list[Offer]:
-    """Returns the machine types to try: the first, and for spot those at a similar price, cheapest first."""
-    price = found[0].price(spot=spot)
-    if not spot or price is None:
-        return found[:1]
-    limit = price.usd_per_hour * _FALLBACK_PRICE
-    return [offer for offer in found if (p := offer.price(spot=True)) is not None and p.usd_per_hour <= limit]
-
-
-def _check_alike(selected: list[Offer]) -> None:
-    first = selected[0]
-    for offer in selected:
-        if (offer.accelerator, offer.memory_gb, offer.count, offer.fraction) != (
-            first.accelerator,
-            first.memory_gb,
-            first.count,
-            first.fraction,
-        ):
-            raise InvalidField(
-                f"carries {offer.carries}, and {first.machine_type} {first.carries}",
-                field="provider.instance_types",
-                given=offer.machine_type,
-                hint="The nodes of a pool are alike. Declare a pool for each.",
-            )
-
-
-def _check_cap(machine_types: tuple[str, ...], known: dict[str, Price], request: Request) -> None:
-    cap = request.max_hourly_cost
-    if cap is None:
-        return
-    for name in machine_types:
-        if name not in known:
-            purchase = "spot" if request.spot else "on-demand"
-            raise NotSupported(f"the {purchase} price of {name} is not known here", field="max_hourly_cost")
-        if known[name].usd_per_hour > cap:
-            raise NotOffered(
-                f"{name} costs {known[name]}",
-                field="max_hourly_cost",
-                given=cap,
-                hint="Declare fewer vCPUs or less memory, or raise it.",
-            )

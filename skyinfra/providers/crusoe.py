@@ -8,8 +8,8 @@ from pydantic import Field
 
 from skyinfra.errors import InvalidField
 from skyinfra.providers.base import Request
-from skyinfra.providers.cloud import SelectedMachines
 from skyinfra.providers.over_ssh import MachineCloud
+from skyinfra.providers.selected import SelectedMachines
 
 
 class Crusoe(MachineCloud):

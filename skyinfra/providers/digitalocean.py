@@ -11,8 +11,8 @@ from pydantic import Field
 
 from skyinfra.errors import InvalidField, NotSupported
 from skyinfra.providers.base import Request
-from skyinfra.providers.cloud import SelectedMachines
 from skyinfra.providers.over_ssh import MachineCloud
+from skyinfra.providers.selected import SelectedMachines
 
 # https://docs.digitalocean.com/products/droplets/how-to/tag/
 _TAG = re.compile(r"[A-Za-z0-9_:-]{1,255}")

@@ -10,8 +10,9 @@ from pydantic import AfterValidator, Field, model_validator
 from skyinfra.declared import OUTPUT
 from skyinfra.errors import InvalidField, NotSupported
 from skyinfra.providers.base import Request, Selection
-from skyinfra.providers.cloud import CloudProvider, SelectedMachines
+from skyinfra.providers.cloud import CloudProvider
 from skyinfra.providers.data import OutputStrings, Strings, TerraformProvider
+from skyinfra.providers.selected import SelectedMachines
 
 _HOUR_S = 3600
 

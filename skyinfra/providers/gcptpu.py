@@ -10,9 +10,9 @@ from pydantic import Field
 
 from skyinfra.errors import InvalidField, NotSupported
 from skyinfra.providers.base import Request, Selection
-from skyinfra.providers.cloud import SelectedMachines
 from skyinfra.providers.data import TerraformProvider, read
 from skyinfra.providers.gcp import GCP
+from skyinfra.providers.selected import SelectedMachines
 
 
 class GCPTPU(GCP):

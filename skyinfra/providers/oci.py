@@ -9,8 +9,8 @@ from pydantic import Field
 from skyinfra.declared import OUTPUT
 from skyinfra.errors import InvalidField, NotSupported
 from skyinfra.providers.base import Request
-from skyinfra.providers.cloud import SelectedMachines
 from skyinfra.providers.over_ssh import MachineCloud
+from skyinfra.providers.selected import SelectedMachines
 
 
 class OCI(MachineCloud):

@@ -8,8 +8,9 @@ from pydantic import Field, model_validator
 
 from skyinfra.errors import InvalidField, NotSupported
 from skyinfra.providers.base import Request, Selection
-from skyinfra.providers.cloud import CloudProvider, SelectedMachines
+from skyinfra.providers.cloud import CloudProvider
 from skyinfra.providers.data import TLS, Output, TerraformProvider
+from skyinfra.providers.selected import SelectedMachines
 
 
 class MachineCloud(CloudProvider):

@@ -9,8 +9,9 @@ from pydantic import Field
 from skyinfra.errors import NotOffered, NotSupported
 from skyinfra.offers import Offer, Query
 from skyinfra.providers.base import Request
-from skyinfra.providers.cloud import CloudProvider, SelectedMachines
+from skyinfra.providers.cloud import CloudProvider
 from skyinfra.providers.data import Strings, TerraformProvider
+from skyinfra.providers.selected import SelectedMachines
 
 
 class RunPod(CloudProvider):

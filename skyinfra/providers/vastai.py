@@ -10,8 +10,9 @@ from pydantic import Field
 from skyinfra.errors import InvalidField
 from skyinfra.offers import Query
 from skyinfra.providers.base import Request, Selection
-from skyinfra.providers.cloud import CloudProvider, SelectedMachines
+from skyinfra.providers.cloud import CloudProvider
 from skyinfra.providers.data import Strings, TerraformProvider
+from skyinfra.providers.selected import SelectedMachines
 
 
 class VastAI(CloudProvider):
