@@ -62,7 +62,7 @@ def check_alike(selected: list[Offer]) -> None:
 
 
 def check_cap(machine_types: tuple[str, ...], known: dict[str, Price], request: Request) -> None:
-    """Raises `NotOffered` where one of *machine_types* costs more than is declared, `NotSupported` where nobody knows."""
+    """Raises `NotOffered` where one of them costs more than is declared, `NotSupported` where nobody knows."""
     cap = request.max_hourly_cost
     if cap is None:
         return
