@@ -5,177 +5,25 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-from collections import Counter
-from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
-from typing import Any, TypeVar
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from journals.samples import CALL, OUTCOME, wanted
+from journals.heads import Head, Slots, on_head, until
+from journals.samples import OUTCOME, wanted
 from local_fleets.local_peer import LocalPeer
 
 import skyinfra as sky
 from skyinfra.head import queue
-from skyinfra.head.fair_share import FairShare
-from skyinfra.head.jobs import Jobs
 from skyinfra.head.journal import Journal
 from skyinfra.protocol import failures, jobs, services
 from skyinfra.protocol.calls import Ending, Header, Outcome
-from skyinfra.protocol.jobs import JobInfo
 from skyinfra.protocol.readings import Figures
-from skyinfra.protocol.rpc import Call
-
-T = TypeVar("T")
-
-# Fair share ---------------------------------------------------------------------------------------------------------
-
-
-def candidate(who: str, priority: int, number: int) -> JobInfo:
-    """The job that was submitted after *number* others."""
-    return JobInfo(f"{who}{number}", str(number), "f", "function", who, priority, "queued", float(number))
-
-
-def order(candidates: list[JobInfo]) -> list[JobInfo]:
-    turns, left = FairShare(), list(candidates)
-    found = []
-    while (selected := turns.choose(left)) is not None:
-        left.remove(selected)
-        found.append(selected)
-    return found
-
-
-def test_submitters_take_turns_and_priorities_come_first() -> None:
-    submitted = [("a", 0), ("a", 0), ("a", 0), ("b", 0), ("c", 5), ("b", -1), ("c", 0), ("a", 5)]
-    named = [candidate(who, priority, n) for n, (who, priority) in enumerate(submitted)]
-    assert [each.name for each in order(named)] == ["c4", "a7", "b3", "c6", "a0", "a1", "a2", "b5"]
-
-
-@given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(-2, 2)), max_size=40))
-def test_turns_are_fair_whatever_is_submitted(submitted: list[tuple[str, int]]) -> None:
-    named = [candidate(who, priority, n) for n, (who, priority) in enumerate(submitted)]
-    found = order(named)
-    assert sorted(found, key=lambda each: each.submitted) == named
-    assert [each.priority for each in found] == sorted((each.priority for each in named), reverse=True)
-    for position, each in enumerate(found):
-        later = [other for other in found[position + 1 :] if other.priority == each.priority]
-        assert all(other.submitted > each.submitted for other in later if other.submitter == each.submitter)
-    for priority in {each.priority for each in named}:
-        among = [each.submitter for each in found if each.priority == priority]
-        for position in range(len(among)):
-            had, left = Counter(among[:position]), set(among[position:])
-            # All wait from the beginning: nobody is two turns ahead of another one.
-            assert not left or max(had[who] for who in left) - min(had[who] for who in left) <= 1
-
-
-# The head -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(autouse=True)
 def nothing_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """A head that starts waits for no slot on which a job may still run."""
     monkeypatch.setattr(queue, "_BACK_S", 0.0)
-
-
-class Slots:
-    """Stands for a fleet: *count* slots, whose tasks end when the test says so."""
-
-    def __init__(self, count: int = 1, **resources: int) -> None:
-        self.there: list[dict[str, float]] = [{"slot": 1.0, **resources} for _ in range(count)]
-        self.started: list[str] = []
-        self.adopted: list[str] = []
-        self.stopped: list[str] = []
-        self.closing = False
-        self.tasks: dict[str, asyncio.Future[Outcome | None]] = {}
-
-    def slots(self) -> list[dict[str, float]]:
-        return self.there
-
-    def running(self) -> dict[str, tuple[str, float]]:
-        return dict.fromkeys(self.tasks, ("n1/0", 1.0))
-
-    async def run(
-        self, header: Header, call: bytes, resources: dict[str, int], waited: float = 0.0
-    ) -> tuple[Ending, str | None] | None:
-        (self.adopted if header.adopted else self.started).append(header.key.split("-")[0])
-        self.tasks[header.key] = asyncio.get_running_loop().create_future()
-        try:
-            outcome = await self.tasks[header.key]
-        except asyncio.CancelledError:
-            if not self.closing:
-                self.stopped.append(header.key)
-            raise
-        finally:
-            del self.tasks[header.key]
-        return None if outcome is None else (Ending.of(outcome), "n1/0")
-
-    async def figures(self, slot: str, key: str) -> Figures | None:
-        return Figures(2, memory_peak=7) if slot == "n1/0" and key.startswith("measured-") else None
-
-    def leave(self, keys: Collection[str]) -> None:
-        self.closing = True
-
-    def in_service(self, slot: str) -> bool:
-        return slot == "n1/0" and bool(self.there)
-
-    ended = False
-
-    def sent_to(self, key: str) -> str | None:
-        return "n1/0" if key in self.tasks else None
-
-    def release(self, key: str) -> None:
-        pass
-
-    async def all_stopped(self) -> None:
-        pass
-
-    async def close(self) -> None:
-        pass
-
-    def end(self, name: str, outcome: Outcome = OUTCOME) -> None:
-        (task,) = [task for key, task in self.tasks.items() if key.startswith(f"{name}-")]
-        task.set_result(outcome)
-
-
-class Head:
-    """The jobs of a head, asked as clients ask."""
-
-    def __init__(self, folder: Path, **limits: int) -> None:
-        folder.mkdir(exist_ok=True)
-        self.jobs = Jobs(Journal(folder / "jobs"), **limits)
-
-    async def ask(self, call: Call[..., T], **arguments: Any) -> T:
-        return await call(LocalPeer(self.jobs.handlers), **arguments)
-
-    async def submit(self, name: str, *, identity: str | None = None, **fields: Any) -> JobInfo:
-        submission = wanted(name, identity or os.urandom(16).hex(), **fields)
-        await self.ask(services.job_part, job=submission.id, offset=0, data=CALL)
-        return await self.ask(services.job_submit, submission=submission)
-
-    async def info(self, name: str, wait_s: float = 0) -> JobInfo:
-        return await self.ask(services.job_wait, job=name, wait_s=wait_s)
-
-
-def on_head(
-    folder: Path, test: Callable[[Head, Slots], Awaitable[None]], slots: Slots | None = None, **limits: int
-) -> None:
-    async def run() -> None:
-        head, fleet = Head(folder, **limits), slots or Slots()
-        await head.jobs.load()
-        head.jobs.start(fleet)  # type: ignore[arg-type]
-        try:
-            await asyncio.wait_for(test(head, fleet), 30)
-            head.jobs.check()
-        finally:
-            await head.jobs.stop()
-
-    asyncio.run(run())
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.005)
 
 
 @pytest.mark.parametrize("ends", ["done", "cancelled"])

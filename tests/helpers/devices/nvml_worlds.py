@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pynvml
+import pytest
 from fake_nvml.fake_machine import FakeMachine
 
 from skyinfra import mig
@@ -155,3 +156,10 @@ def at(gpu: Gpu, start: int) -> GpuInstance:
 
 def existing(gpu: Gpu) -> list[tuple[str, int, int]]:
     return [(instance.profile.name, instance.start, instance.size) for instance in gpu.instances()]
+
+
+def refused(code: int, function: Callable[..., object], *arguments: object) -> None:
+    """Fails where *function* does not answer with the error *code*."""
+    with pytest.raises(pynvml.NVMLError) as caught:
+        function(*arguments)
+    assert caught.value.value == code

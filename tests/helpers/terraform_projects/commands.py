@@ -59,6 +59,11 @@ def status(project: Path, stack: str = "quickstart") -> dict[str, Any]:
     return next(each for each in found["stacks"] if each["stack"] == stack)
 
 
+def slots_of(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """Returns the slots of all nodes of a stack, as `status` has them."""
+    return [slot for pool in found["pools"] for node in pool.get("nodes", ()) for slot in node["slots"]]
+
+
 def processes(project: Path, word: str = "") -> list[psutil.Process]:
     """Every other process that has the project's folder on its command line or as its working folder, and *word* on the
     former. Not Podman's name server: that is of all networks of the machine, and stays where it was first started."""
