@@ -129,8 +129,10 @@ ALLOWED: dict[str, set[str]] = {
         "failover",
         "mig",
         "offers",
+        "packing",
         "places",
         "protocol",
+        "providers",
         "terraform",
     },
 }

@@ -12,7 +12,7 @@ import typer
 from rich.markup import escape
 
 from skyinfra.blobs import copies
-from skyinfra.cli.notify import named_secret, named_target, notify_of_job, targets
+from skyinfra.cli.notify import named_secret, named_target, targets
 from skyinfra.cli.options import Fleet, JobName, Json, Lines, Notify, Wide, errors_name_options, exit_code, write
 from skyinfra.deploy.kept import GONE, keep_now, kept_jobs, why_gone
 from skyinfra.errors import (
@@ -228,6 +228,8 @@ def result(
         found = pool.job(job)
         try:
             if recipients:
+                from skyinfra.client.notifying import notify_of_job
+
                 notify_of_job(recipients, pool, found, timeout)
             if output is not None:
                 _write(found, output, timeout)

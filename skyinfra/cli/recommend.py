@@ -11,11 +11,11 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from skyinfra.cli.offers import bought
 from skyinfra.cli.options import InRegion, Json, OfProviders, Wide, errors_name_options, takes_records
 from skyinfra.offers import usd
 from skyinfra.recommendation import OVERHEAD, Choice, Recommendation, left_out_text, recommend
 from skyinfra.terminal import tables
+from skyinfra.terminal.packings import bought
 
 # Rows of each table, without --all.
 _ROWS = 8

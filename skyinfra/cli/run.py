@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from skyinfra.blobs.store import in_words
-from skyinfra.cli.notify import Ended, named_secret, notifying, targets
+from skyinfra.cli.notify import named_secret, targets
 from skyinfra.cli.options import (
     Notify,
     OnNode,
@@ -49,6 +49,7 @@ from skyinfra.terminal.progress import connected, working
 
 if TYPE_CHECKING:
     from skyinfra.client import Fetching, Pool
+    from skyinfra.client.notifying import Ended
 
 _NAME = re.compile("[A-Za-z_][A-Za-z0-9_]*")
 # The last line of a traceback.
@@ -217,6 +218,8 @@ def run(
         return
     if priority != 0 or replace:
         raise typer.BadParameter("--priority and --replace are those of a job: give --detach as well")
+    from skyinfra.client.notifying import notifying
+
     with notifying(targets(options.notify), fleet, options.name or script.name) as ended:
         if gang.torchrun:
             ended.code = run_gang(fleet, script, given, options, gang, ended)
@@ -246,6 +249,7 @@ def run_on_slot(
     """
     check_script(fleet, script, arguments)
     from skyinfra.client import run_script
+    from skyinfra.client.notifying import Ended
 
     last = ""
 
@@ -318,6 +322,7 @@ def run_gang(
     """
     check_script(fleet, script, arguments)
     from skyinfra.client import GangWarning
+    from skyinfra.client.notifying import Ended
     from skyinfra.client.ranks import exit_code as gang_exit_code
 
     def show(rank: int, stream: str, line: str) -> None:

@@ -62,7 +62,7 @@ STARTS = {
     "port_forward.py": "ssh, aws, gcloud: targets of the manifest: tested below",
     "deploy/missing_nodes.py": "node.sh: the variables that the state has: tests/deploy/test_lost.py",
     "deploy/upgrade.py": "the runner of this machine: the stack's folder",
-    "cli/notify.py": "the command of the user",
+    "client/notifying.py": "the command of the user",
     "sync/project.py": "git: paths of the project",
     "terraform/program.py": "terraform: the project's own",
     "terraform/project.py": "the app of cdktf.json",

@@ -22,8 +22,8 @@ from typer.testing import CliRunner
 
 import skyinfra as sky
 from skyinfra.cli.app import app
-from skyinfra.cli.notify import send
 from skyinfra.client import connect, detach_script
+from skyinfra.client.notifying import send
 from skyinfra.engine.notifications import Notice
 from skyinfra.tasks import Task
 
