@@ -138,7 +138,7 @@ def _training(node: RunningNode, pool: Pool, report: Report) -> Iterator[Result]
 
 
 def _busy(node: RunningNode, pool: Pool) -> Iterator[Result]:
-    """What `metrics` reads of the first slot while it trains."""
+    """Returns the readings by `metrics` of the first slot while it trains."""
     future = pool.submit(Task(train, (100 * STEPS,)))
     found = re.compile(r"^skyinfra_slot_utilization_ratio\{.*?\} ([\d.]+)$", re.MULTILINE)
     try:

@@ -28,7 +28,7 @@ _MIG = {0: "off", 1: "on"}
 
 @dataclass
 class Report:
-    """What becomes the report. said: what was not measured, and why. doctor: each finding, and its result."""
+    """The measurements for the report. said: what was not measured, and why. doctor: each finding, and its result."""
 
     gpus: list[dict[str, Any]] = field(default_factory=list)
     driver: str | None = None

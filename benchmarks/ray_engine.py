@@ -27,7 +27,7 @@ LARGE = 100_000_000
 
 
 def compare(ours: Ours, *, slots: int, runs: int) -> Iterator[Result]:
-    """What was measured of us against Ray, or a line that says that it is not there."""
+    """Returns our measurements against Ray, or a line that says that it is not there."""
     if importlib.util.find_spec("ray") is None:
         print("engine: Ray is not installed (`pip install ray`); left out", file=sys.stderr)
         return

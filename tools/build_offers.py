@@ -46,7 +46,7 @@ _FIXTURE = re.compile(r"(?P<month>\d{4}-\d\d) \((?P<why>.+)\)")
 
 @dataclass
 class Facts:
-    """What the script knows beyond the table: offers_corrections.json."""
+    """Returns the corrections of the table: offers_corrections.json."""
 
     data: dict[str, Any] = field(default_factory=lambda: json.loads(CORRECTIONS.read_text(encoding="utf-8")))
 
@@ -212,7 +212,7 @@ def prices(row: Row) -> Prices:
 
 
 def notes(row: Row, *more: str | None) -> list[str]:
-    """What a reader should know, without what the other columns hold."""
+    """Returns notes for readers, without what the other columns hold."""
     text = _CARDS.sub("", row["notes"])
     kept = []
     for part in filter(None, text.split("; ")):

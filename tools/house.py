@@ -22,8 +22,8 @@ MOST_FILES = 20
 
 @dataclass(frozen=True)
 class House:
-    """What was read. lines and imports: of each module, by its dotted name. data: how many data files of one kind, of
-    which each goes with a module that is like the others, stand in a room."""
+    """The rooms as they were read. lines and imports: of each module, by its dotted name. data: how many data files of
+    one kind, of which each goes with a module that is like the others, stand in a room."""
 
     lines: Mapping[str, int]
     imports: Mapping[str, frozenset[str]]
@@ -43,7 +43,7 @@ class House:
         return dict(sorted(found.items(), key=lambda each: -self.lines_of(each[1])))
 
     def lines_of(self, modules: Iterable[str]) -> int:
-        """How many lines *modules* have together."""
+        """Returns how many lines *modules* have together."""
         return sum(self.lines[module] for module in modules)
 
     def between_rooms(self) -> dict[str, frozenset[str]]:
@@ -54,7 +54,7 @@ class House:
         }
 
     def problems(self) -> list[str]:
-        """What is not in order, a sentence each."""
+        """Returns a sentence for each thing that is not in order."""
         found = [f"the rooms {' and '.join(circle)} import one another" for circle in circles(self.between_rooms())]
         found += [f"the modules {' and '.join(circle)} import one another" for circle in circles(self.imports)]
         for name, modules in self.rooms().items():

@@ -47,7 +47,7 @@ class Asked:
             raise SystemExit(str(said))
 
     def plan(self, kind: str, prior: Json | None, proposed: Json, config: Json) -> tuple[Json, list[Path]]:
-        """What is planned, and the paths that force replacement."""
+        """Returns the plan, and the paths that force replacement."""
         request = pb.PlanResourceChange.Request(
             type_name=kind, prior_state=_encoded(prior), proposed_new_state=_encoded(proposed), config=_encoded(config)
         )
@@ -83,7 +83,7 @@ def sample(kind: Any, text: str) -> Any:
 
 
 def declared(schema: Json) -> Json:
-    """What must be declared, and nothing else."""
+    """Returns the arguments that must be declared, and nothing else."""
     value = empty(schema)
     for name, each in schema.items():
         if "type" in each and each.get("required"):
@@ -120,7 +120,7 @@ def put(schema: Json, value: Json, path: Path, what: Any) -> None:
 
 
 def got(value: Any, path: Path) -> Any:
-    """What stands at *path*, of the first of several blocks."""
+    """Returns the value at *path*, of the first of several blocks."""
     for name in path:
         value = value[0] if isinstance(value, list) and value else value
         value = value.get(name) if isinstance(value, dict) else None

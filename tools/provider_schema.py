@@ -131,7 +131,7 @@ _GETTERS = {
 
 
 class Cdktn:
-    """What a wheel says of the types *kinds*."""
+    """Returns what a wheel says of the types *kinds*."""
 
     def __init__(self, wheel: Path, kinds: tuple[str, ...]) -> None:
         files = {f"package/lib/{folder}/index.js": kind for kind in kinds for folder in _folders(kind)}
@@ -211,7 +211,7 @@ _AROUND = ("Input", "Output", "InputType")
 
 
 class Pulumi:
-    """What the *wheel* says of a provider. framework: whether it is made with the newer SDK, which has no blocks."""
+    """Returns the schema of a provider in *wheel*. framework: whether it is made with the SDK that has no blocks."""
 
     def __init__(self, wheel: Path, *, framework: bool) -> None:
         self._framework = framework

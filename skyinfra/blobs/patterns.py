@@ -21,7 +21,7 @@ def excluded(path: str, is_folder: bool, patterns: Sequence[Pattern]) -> bool | 
 
 
 def meant(path: str, patterns: Sequence[Pattern]) -> bool:
-    """Whether the file *path*, or a folder above it, is meant: the last pattern that is about one of them decides."""
+    """Returns whether the file *path*, or a folder above it, is meant: the last pattern about one of them decides."""
     named = [path, *(f"{parent}/" for parent in PurePosixPath(path).parents)]
     return next((not again for pattern, again in reversed(patterns) if any(map(pattern.fullmatch, named))), False)
 

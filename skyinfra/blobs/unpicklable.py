@@ -24,7 +24,7 @@ def where(value: object, pack: Callable[[object], object]) -> str:
 
 
 def described(value: object, pack: Callable[[object], object], error: BaseException) -> str:
-    """Why *value* cannot be pickled, in words: *error* is what pickling it raised."""
+    """Returns why *value* cannot be pickled, in words: *error* is what pickling it raised."""
     path = where(value, pack)
     return f"{f'its {path}: ' if path else ''}{type(error).__name__}: {error}"
 

@@ -72,7 +72,7 @@ class Launch:
             )
 
     def restarts(self, *, raised: bool) -> int:
-        """How often it starts again. *raised*: where a rank raised an exception, for which the function has retries."""
+        """Returns how often it starts again. *raised*: by an exception, for which the function has retries."""
         if self.max_restarts is not None:
             return self.max_restarts
         return self.settings.retries if raised else 0

@@ -49,7 +49,7 @@ class _Made:
         return str(self.data.terraform["name"])
 
     def place(self, *, alias: str | None) -> Place:
-        """Where it is: by what the cloud has said of it, else by the alias of its provider block.
+        """Returns where it is: by what the cloud has said of it, else by the alias of its provider block.
 
         alias: of the block that its pool has now: the same one says nothing.
         """
@@ -118,7 +118,7 @@ def _moved(
 
 
 def _declared(stack: SynthesizedStack, pool: str, data: Data) -> Place:
-    """Where the provider block of a *pool* looks, with the variables of the environment that it takes."""
+    """Returns where the provider block of a *pool* looks, with the variables of the environment that it takes."""
     configuration = stack.configuration(pool)
     found = {}
     for row in data.terraform.get("place", ()):

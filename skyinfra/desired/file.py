@@ -93,7 +93,7 @@ def _text(content: DesiredFile) -> str:
 
 
 def _before_counts(directory: NodeDirectory) -> bool:
-    """Whether a runner of the version before has written its files since this one was written, or it never was."""
+    """Returns whether a runner of the version before has written its files since this one, or it never was."""
     return any(newer(directory.path / name, directory.desired_file) for name in _BEFORE)
 
 

@@ -84,7 +84,7 @@ def _watchdog(directory: NodeDirectory) -> Iterator[Finding]:
 
 
 def _checks(directory: NodeDirectory) -> Iterator[Finding]:
-    """Whether the node can do what each task needs, as the user of the tasks."""
+    """Checks whether the node can do what each task needs, as the user of the tasks."""
     if not directory.path.is_dir() or directory.path.stat().st_uid != os.geteuid():
         return
     wanted, todo = "files, descriptors, a thread and a process for each task", ""

@@ -80,7 +80,7 @@ def _disk(what: str, path: Path) -> Finding:
 
 
 def _threads(directory: NodeDirectory | None, root: Path) -> Iterator[Finding]:
-    """Whether each slot has a share of the node's threads."""
+    """Checks whether each slot has a share of the node's threads."""
     holder = directory.holder() if directory is not None else None
     if holder is None:
         return

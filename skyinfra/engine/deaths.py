@@ -31,7 +31,7 @@ class Death(_schema.Document, error=NodeError, source="death"):
 
 
 def ended(code: int) -> str:
-    """How a process ended with *code*: ``exit code 3``, ``killed by signal 11 (SIGSEGV)``."""
+    """Returns how a process ended with *code*: ``exit code 3``, ``killed by signal 11 (SIGSEGV)``."""
     if code >= 0:
         return f"exit code {code}"
     try:

@@ -42,7 +42,7 @@ def open_request(request: urllib.request.Request, timeout: float) -> Any:
 
 
 def forbidden(host: str) -> bool:
-    """Whether *host* is an address, in any of its forms, that no request may reach; a name is none. Asks nobody."""
+    """Returns whether *host* is an address, in any form, that no request may reach; a name is none. Asks nobody."""
     try:
         found = socket.getaddrinfo(host, None, flags=socket.AI_NUMERICHOST, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):

@@ -206,7 +206,7 @@ class Holders:
             processes.end(pids, grace_s=FORCE_GRACE_S)
 
     def _why(self, holder: Holder, computing: Mapping[int | str, Collection[int]]) -> str:
-        """Why a holder is still there, for a message."""
+        """Returns why a holder is still there, for a message."""
         unit = holder.unit
         gpus = computing.get(holder.pid) or (computing.get(unit, ()) if unit is not None else ())
         if gpus:

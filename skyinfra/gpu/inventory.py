@@ -184,7 +184,7 @@ def no_driver(error: pynvml.NVMLError) -> AcceleratorMissing:
 
 
 def unloadable() -> str | None:
-    """Why the system cannot load NVIDIA's library, though it has it; None where it has none, or loads it."""
+    """Returns why the system cannot load NVIDIA's library, though it has it; None where it has none, or loads it."""
     try:
         ctypes.CDLL(_LIBRARY)
     except OSError as error:

@@ -88,7 +88,7 @@ def _file(directory: NodeDirectory) -> Path:
 
 
 def asked(directory: NodeDirectory) -> bool:
-    """Whether root has something to do: it has done nothing since this boot, or there was a request after that."""
+    """Returns whether root has something to do: it did nothing since this boot, or there was a request after that."""
     record = read(directory)
     if record is None or record.boot != SystemMachine().boot_id():
         return True

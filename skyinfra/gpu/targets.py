@@ -73,7 +73,7 @@ def choose(
 
 
 def legal(desired: Layout, accelerator: NodeAccelerator) -> bool:
-    """Whether the GPU may have the *desired* partitions where they are desired; what it may not is for it to refuse."""
+    """Returns whether the GPU may have the *desired* partitions there; what it may not is for it to refuse."""
     try:
         check_places(desired, accelerator, "")
     except InvalidNodeConfig:

@@ -160,7 +160,7 @@ class Geometry:
 
 
 def is_profile_name(text: str) -> bool:
-    """Whether *text* has the form of the name of a profile, or of a compute instance in one, on whatever GPU."""
+    """Returns whether *text* has the form of the name of a profile, or of a compute instance in one, of any GPU."""
     return _PROFILE_NAME.fullmatch(text.strip().lower()) is not None
 
 

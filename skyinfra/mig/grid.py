@@ -172,7 +172,7 @@ class Grid:
         return free and not self.refusal(profile)
 
     def refusal(self, profile: Profile) -> str:
-        """Why one more instance of *profile* is refused wherever it starts; empty where it is not."""
+        """Returns why one more instance of *profile* is refused wherever it starts; empty where it is not."""
         others = [other for other, _ in self.placed]
         if profile.max_count is not None and others.count(profile) >= profile.max_count:
             return f"at most {profile.max_count} of {profile.name} on one GPU"
@@ -206,7 +206,7 @@ def starts(profile: Profile, geometry: Geometry) -> tuple[int, ...]:
 
 
 def media_clash(one: Profile, other: Profile) -> str:
-    """Why two profiles exclude each other for the media engines, of which +me takes those that exist once.
+    """Returns why two profiles exclude each other for the media engines, of which +me takes those that exist once.
 
     +me.all takes all of them, so that only instances without any (-me) stand beside it.
     """

@@ -190,7 +190,7 @@ def declared_text(layout: Layout, geometry: Geometry) -> str:
 
 
 def _shares_as_written(layout: Layout, geometry: Geometry) -> bool:
-    """Whether the compute instances of *layout* share GPU instances as they would when their names are declared."""
+    """Returns whether the compute instances of *layout* share GPU instances as when their names are declared."""
     mine = Counter((geometry.profile(each.profile).name, each.kind[1]) for each in layout if each.compute)
     if not mine:
         return True

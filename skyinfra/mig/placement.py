@@ -182,7 +182,7 @@ def max_count(profile: str, geometry: Geometry) -> int:
 
 
 def fill(profile: str, geometry: Geometry) -> Layout:
-    """As many partitions of one profile as fit on the GPU. Raises as place() does."""
+    """Returns as many partitions of one profile as fit on the GPU. Raises as place() does."""
     kind = geometry.profile(profile)
     grid = Grid(geometry)
     while (start := next((at for at in starts(kind, geometry) if grid.allows(kind, at)), None)) is not None:
@@ -285,7 +285,7 @@ def _check_pins(pins: Places, geometry: Geometry) -> None:
 
 
 def _together(desired: tuple[Profile, ...], geometry: Geometry, pins: Places) -> tuple[Profile, ...]:
-    """As many of *desired*, from its start, as are allowed beside one another and *pins* in any place."""
+    """Returns as many of *desired*, from its start, as are allowed beside one another and *pins* in any place."""
     grid = Grid(geometry, list(pins))
     for index, profile in enumerate(desired):
         starts(profile, geometry)  # raises where they are not known

@@ -213,7 +213,7 @@ class NodeDirectory:
             return None
 
     def unwarned(self) -> str | None:
-        """Why the node will not be warned before the provider takes it back; None where it will be."""
+        """Returns why the node will not be warned before the provider takes it back; None where it will be."""
         try:
             return " ".join(message(self.unwarned_file).split())[:_SENTENCE]
         except FileNotFoundError:
@@ -394,7 +394,7 @@ def _identity(file: os.stat_result) -> tuple[int, int]:
 
 
 def _free(path: Path) -> str:
-    """How much of the disk of *path* is free, in words."""
+    """Returns how much of the disk of *path* is free, in words."""
     try:
         disk = os.statvfs(path.parent)
     except OSError:

@@ -165,7 +165,7 @@ class Offer:
         return any(price is not None and price.region == region for price in (self.on_demand, self.spot))
 
     def offered_in(self, region: str) -> bool | None:
-        """Whether it is offered there; None where no source says where it is, and its provider has that region."""
+        """Returns whether it is offered there; None where no source says it, and its provider has that region."""
         if self.in_region(region):
             return True
         return None if not self.regions and region in regions(self.provider) else False

@@ -103,7 +103,7 @@ def carries(offer: Offer, wanted: Accelerator) -> bool:
 
 
 def is_it(offer: Offer, wanted: Accelerator) -> bool:
-    """Whether the machine's accelerator is the wanted one, whatever their number; with a layout, one to partition."""
+    """Returns whether the machine has the wanted accelerator, in any number; with a layout, one to partition."""
     return (
         offer.accelerator == wanted.name
         and offer.memory_gb == wanted.memory_gb

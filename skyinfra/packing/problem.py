@@ -118,7 +118,7 @@ class _Able:
 
 
 def covers(vector: Vector, other: Vector) -> bool:
-    """Whether each partition of *other* has a substitute in *vector*: a partition that serves the same demands."""
+    """Returns whether each partition of *other* has a substitute in *vector*, which serves the same demands."""
     if vector == other:
         return True
     wanted = [bits for bits, count in other for _ in range(count)]

@@ -132,7 +132,7 @@ def _quota(api: Api, table: Quota, pool: Pool) -> Finding:
 
 
 def _machines(api: Api, pool: Pool) -> Iterator[tuple[str, Finding]]:
-    """Whether each machine type can be had now, and its price now."""
+    """Returns whether each machine type can be had now, and its price now."""
     try:
         found = listed(api, names=pool.types, region=pool.region)
     except Unanswered as error:

@@ -67,7 +67,7 @@ class PoolInputs:
 
 
 def is_group(inputs: Mapping[str, Any]) -> bool:
-    """Whether the nodes of a pool with these *inputs* are an Auto Scaling group; the module decides in the same way."""
+    """Returns whether nodes with these *inputs* are an Auto Scaling group; the module decides in the same way."""
     several = len(inputs["machine_types"]) > 1
     if inputs.get("group") is not None:
         return several or bool(inputs["group"])

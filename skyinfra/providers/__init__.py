@@ -55,7 +55,7 @@ def deployable() -> dict[str, type[Provider]]:
 
 
 def undeployable(kind: str) -> str | None:
-    """Why this version deploys nothing to the provider *kind*, and what to use instead; None where it does."""
+    """Returns why this version deploys nothing to the provider *kind*, and what to use instead; None where it does."""
     if kind in deployable():
         return None
     known: dict[str, Any] = json.loads(_NOT_DEPLOYABLE.read_text(encoding="utf-8"))
@@ -89,7 +89,7 @@ def network(offer: Offer) -> str | None:
 
 
 def who_partitions(offer: Offer) -> str | None:
-    """Who may partition the accelerators of *offer*: tenant, provider, nobody or unknown; None where nobody can at all.
+    """Returns who may partition the accelerators of *offer*: tenant, provider, nobody, unknown; None where nobody can.
 
     A provider that this version does not deploy to has no traits, so that it is unknown there.
     """

@@ -75,7 +75,7 @@ def _instance(attributes: Mapping[str, Any]) -> Machines:
 
 
 def _group(attributes: Mapping[str, Any]) -> Machines:
-    """As many machines as the group wants, of its first type."""
+    """Returns as many machines as the group wants, of its first type."""
     (policy,) = attributes.get("mixed_instances_policy") or [{}]
     (share,) = policy.get("instances_distribution") or [{}]
     (template,) = policy.get("launch_template") or [{}]

@@ -1,4 +1,4 @@
-"""What the pools of a stack are in its JSON: modules with their inputs, providers, outputs, and a description of each.
+"""The pools of a stack in its JSON: modules with their inputs, providers, outputs, and a description of each.
 
 Pure, and without cdktf: what a `FleetStack` adds to the stack of its library.
 """

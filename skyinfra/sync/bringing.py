@@ -56,7 +56,7 @@ class Here:
     prefix: str = ""
 
     def refusal(self, path: str) -> str | None:
-        """Why nothing is written at *path*, of a node that is not believed; None where nothing is against it."""
+        """Returns why nothing is written at *path*, of a node that is not believed; None where it may be."""
         if patterns.meant(path, patterns.read(EXCLUDED)):
             return "is never written by a node"
         parent = (self.folder / path).parent

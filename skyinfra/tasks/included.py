@@ -49,7 +49,7 @@ class Included:
         return Included(tree, {**self.sources, **content}, {**self.places, **places})
 
     def imports(self, path: str) -> bool:
-        """Whether nodes import the file *path*, as below a folder that Python imports from, from what was included."""
+        """Returns whether nodes import the file *path* from what was included, below a folder of Python's path."""
         return any((path if root == "." else f"{root}/{path}") in self.tree.code for root in self.tree.roots)
 
     def module_name(self, module: types.ModuleType) -> str | None:

@@ -222,7 +222,7 @@ class _Globals:
 
 
 def _needs_space(values: Mapping[str, object]) -> bool:
-    """Whether one of *values* is more than an installed module: a function that uses no other needs no own module."""
+    """Returns whether one of *values* is more than an installed module; a function without such values needs no own one."""
     return any(not isinstance(each, types.ModuleType) or modules.is_own(each.__name__) for each in values.values())
 
 

@@ -79,7 +79,7 @@ class Script:
         return found
 
     def has_changed(self, name: str, value: object) -> bool:
-        """Whether *value*, that of a global name, is small data that this process has changed since it was set."""
+        """Returns whether *value*, of a global name, is small data that this process has changed since it was set."""
         if name not in self._literals:
             return False
         try:
@@ -186,7 +186,7 @@ class _Limited:
 
 
 def _is_small(value: object) -> bool:
-    """Whether *value* can be pickled, and is small then: a model that was loaded here as well is loaded there."""
+    """Returns whether *value* can be pickled, and is small then: a model that is loaded here is loaded there too."""
     try:
         cloudpickle.Pickler(_Limited()).dump(value)
     except Exception:  # noqa: BLE001 - __reduce__ may raise anything

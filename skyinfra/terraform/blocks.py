@@ -186,7 +186,7 @@ def remove(folder: Path) -> None:
 
 
 def is_own(path: Path) -> bool:
-    """Whether *path* is of this account or of root, and no other account may write to it where it is a folder."""
+    """Returns whether *path* is of this account or root, and no other account may write to it if it is a folder."""
     owners = (os.geteuid(), 0)
     try:
         if path.lstat().st_uid not in owners:

@@ -213,7 +213,7 @@ def _ask(key: str, last_words: Callable[[], object]) -> None:
 
 
 def _in_code(task: _Running | None) -> bool:
-    """Whether code of the user of *task* runs. What this node does for the task is not ended: it ends by itself."""
+    """Returns whether code of the user of *task* runs. What the node does for the task ends by itself."""
     return _reachable and task is not None and task is _present
 
 

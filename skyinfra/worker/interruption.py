@@ -26,7 +26,7 @@ _POLL_S = 0.25
 
 
 def interruption() -> Interruption | None:
-    """Why and when the node of this task is taken out of service; None while it is not, and outside of a task."""
+    """Returns why and when the node of this task is taken out of service; None while it is not, or in no task."""
     if not interrupted():
         return None
     with contextlib.suppress(OSError):  # the drain may end meanwhile

@@ -158,7 +158,7 @@ class Masker:
         return value
 
     def holds(self, pieces: Iterable[bytes | bytearray | memoryview]) -> bool:
-        """Whether one of *pieces* holds a secret. Short ones stand in any bytes by accident, and do not count."""
+        """Returns whether one of *pieces* holds a secret. Short ones, which any bytes may hold, do not count."""
         long = [form for form in self._forms if len(form) >= _SHORTEST_SURE]
         pattern = re.compile(b"|".join(map(re.escape, long)))
         return bool(long) and any(pattern.search(piece) for piece in pieces)
