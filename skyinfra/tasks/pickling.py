@@ -222,7 +222,7 @@ class _Globals:
 
 
 def _needs_space(values: Mapping[str, object]) -> bool:
-    """Returns whether one of *values* is more than an installed module; a function without such values needs no own one."""
+    """Returns whether one of *values* is more than an installed module; a function without such ones needs none."""
     return any(not isinstance(each, types.ModuleType) or modules.is_own(each.__name__) for each in values.values())
 
 
