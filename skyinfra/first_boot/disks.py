@@ -12,8 +12,6 @@ from pathlib import Path
 from .programs import Failed, command, on_volumes, output, signatures
 
 _OPTIONS = "noatime,nosuid,nodev"
-# Of the volume of the head.
-_LABEL, _UNFINISHED = "skyinfra-head", "skyinfra-new"
 
 
 @dataclass(frozen=True)
@@ -81,8 +79,7 @@ class Volume:
     """A volume that outlives this node: *volume*, by its id, at *mount*. *parts*: folders of it, linked in *folder*.
 
     *devices*: where a machine may have it; {} stands for the id as udev writes it. It gets a file system when it has
-    none, and never another one. A power cut may leave half a file system: a whole one gets its label last, and is not
-    used before.
+    none, and never another one.
     """
 
     volume: str
@@ -121,16 +118,26 @@ class Volume:
         )
 
     def _mount(self, device: str) -> None:
-        found = signatures(device)
-        if found in ([], [f"{_UNFINISHED} ext4"]):
-            command("mkfs.ext4", "-q", "-F", "-m", "0", "-L", _UNFINISHED, device)
-            os.sync()
-            command("e2label", device, _LABEL)
-            os.sync()
-        elif found != [f"{_LABEL} ext4"]:
+        found = signed(device, "skyinfra-head")
+        if found != ["skyinfra-head ext4"]:
             raise Failed(f"{device} ({self.volume}) holds {', '.join(found)}, not made here: nothing is overwritten")
         # What a power cut has left; where it cannot be mended, the mount says so. The volume may have grown as well.
         output("e2fsck", "-f", "-p", device)
         output("resize2fs", device)
         Path(self.mount).mkdir(parents=True, exist_ok=True)
         command("mount", "-o", _OPTIONS, device, self.mount)
+
+
+def signed(device: str, label: str) -> list[str]:
+    """Returns label and kind of what *device* holds; an empty one gets an ext4 of that *label*.
+
+    A power cut may leave half a file system: a whole one gets its label last, and is not used before.
+    """
+    found = signatures(device)
+    if found in ([], ["skyinfra-new ext4"]):
+        command("mkfs.ext4", "-q", "-F", "-m", "0", "-L", "skyinfra-new", device)
+        os.sync()
+        command("e2label", device, label)
+        os.sync()
+        found = [f"{label} ext4"]
+    return found

@@ -7,11 +7,11 @@ import pwd
 from dataclasses import dataclass
 from pathlib import Path
 
-from .disks import _OPTIONS
-from .programs import Failed, command, output, signatures
+from .disks import _OPTIONS, signed
+from .programs import Failed, command, output
 
-# Of a file system that was made here: a whole one gets its label last, and is not used before.
-_LABEL, _UNFINISHED = "skyinfra-volume", "skyinfra-new"
+# Of a file system that was made here.
+_LABEL = "skyinfra-volume"
 # Those of others that are mounted as they are.
 _KNOWN = ("ext4", "xfs")
 
@@ -78,13 +78,7 @@ class Mount:
 
     def _file_system(self, device: str) -> str:
         """Returns the label and kind of the file system on *device*, which it makes on an empty one."""
-        found = signatures(device)
-        if found in ([], [f"{_UNFINISHED} ext4"]):
-            command("mkfs.ext4", "-q", "-F", "-m", "0", "-L", _UNFINISHED, device)
-            os.sync()
-            command("e2label", device, _LABEL)
-            os.sync()
-            return f"{_LABEL} ext4"
+        found = signed(device, _LABEL)
         if len(found) > 1 or found[0].split()[-1] not in _KNOWN:
             held = ", ".join(found)
             raise Failed(f"the volume {self.name} ({device}) holds {held}, and not one ext4 or xfs: nothing is changed")
