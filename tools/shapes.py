@@ -204,6 +204,7 @@ OFFER = {
     "deployable": bool,
     "not_deployable_because": str | None,
     "refused_because": str | None,
+    "sold_on_demand": bool,
     "rdma": str | None,
     "selected": bool,
     "chosen": bool,
