@@ -57,6 +57,7 @@ def run(*, quick: bool = False) -> Iterator[Result]:
             yield from _large(pool, plain, ours, runs=3 if quick else 5)
             yield from _second(pool)
             yield _fence(pool, ours)
+        yield from _short(root, tasks=2000 if quick else 10_000)
         yield from _starts(root, ours, runs=2 if quick else 3)
         yield from _preloaded(root, runs=1 if quick else 3)
         if not quick:
@@ -154,6 +155,20 @@ def _throughput(pool: Pool, plain: Client, ours: Ours, *, tasks: int, runs: int)
         name = f"{tasks:,} tasks per second{what}"
         yield Result(name, f"{PLAIN}, all at once", seconds, ratio, aim, f"{tasks / seconds:.0f}/s")
         ours.per_second = max(ours.per_second, tasks / seconds)
+
+
+def _short(root: Path, *, tasks: int) -> Iterator[Result]:
+    """Tasks of 2 ms on a few slots, against the time that they take by themselves."""
+    slots, each = 4, 0.002
+    ideal = tasks * each / slots
+    with serving(root / "short", slots) as (node, _), node.pool() as pool:
+        for what, items in (("", [each] * tasks), (", items without a length", None)):
+            given = items or (each for _ in range(tasks))
+            list(pool.map(time.sleep, [each] * 200))
+            seconds = _seconds(lambda given=given: list(pool.map(time.sleep, given)))
+            yield Result(
+                f"{tasks:,} tasks of 2 ms on {slots} slots{what}", "ideal", seconds, seconds / ideal, "<= 1.3x"
+            )
 
 
 def _large(pool: Pool, plain: Client, ours: Ours, *, runs: int) -> Iterator[Result]:

@@ -32,6 +32,12 @@ class Result:
     aim: str = ""
     figure: str = ""
 
+    @property
+    def shown(self) -> str:
+        """The figure, by default the seconds."""
+        seconds = self.seconds
+        return self.figure or (f"{seconds * 1000:.0f} ms" if seconds >= 0.01 else f"{seconds * 1000:.2f} ms")
+
 
 def compare(
     what: str,
@@ -75,9 +81,8 @@ def show(results: Iterable[Result]) -> None:
     """Prints each as soon as it is there."""
     print(f"{'what':<52} {'baseline':<34} {'ratio':>7}  {'median':>10}  aim")
     for result in results:
-        seconds = result.seconds
-        figure = result.figure or (f"{seconds * 1000:.0f} ms" if seconds >= 0.01 else f"{seconds * 1000:.2f} ms")
-        print(f"{result.what:<52} {result.baseline:<34} {result.ratio:>6.2f}x  {figure:>10}  {result.aim}", flush=True)
+        row = f"{result.what:<52} {result.baseline:<34} {result.ratio:>6.2f}x  {result.shown:>10}  {result.aim}"
+        print(row, flush=True)
 
 
 def _seconds(command: Sequence[str], folder: Path | None, environment: Mapping[str, str]) -> float:

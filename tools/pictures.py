@@ -1,12 +1,14 @@
 """Draw the pictures of the documents: ``python -m tools.pictures``; with ``--check`` say which are stale.
 
 The lives of a task, of a layout change and of a node, and the way of the data, are read from docs/architecture.md: the
-text is their one source. Pictures are light or dark as the screen of the reader is.
+text is their one source; performance.svg is drawn from benchmarks/history.csv. Pictures are light or dark as the screen
+of the reader is.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import re
 import sys
 import textwrap
@@ -14,6 +16,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
+from benchmarks import report
 from skyinfra import mig
 from skyinfra.deploy.transitions import GpuChange, Transition
 from skyinfra.mig import palette
@@ -236,10 +239,43 @@ def transition() -> str:
     return transition_svg(Transition("inference/mig", (change,), 0, 600))
 
 
+# The rows of the benchmarks that are drawn, of those that are compared with another program.
+COMPARED = ("engine",)
+_RATIOS = (0.1, 0.2, 0.5, 1, 2, 5, 10)
+
+
+def speed(rows: Sequence[report.Row]) -> str:
+    """Returns the ratios of the benchmarks to their baselines: the latest, and those of earlier runs in pale."""
+    sheet = Sheet("How fast, against plain Dask and Ray in the same run")
+    left, width = 400, WIDTH - 420
+    end = math.log(_RATIOS[-1])
+
+    def at(ratio: float) -> float:
+        return left + width * (min(max(math.log(ratio), -end), end) + end) / (2 * end)
+
+    drawn = [row for row in report.latest(rows) if row.benchmark in COMPARED and float(row.ratio) > 0]
+    for ratio in _RATIOS:
+        sheet.text(at(ratio), 26, f"{ratio:g}x", kind="pale", more='text-anchor="middle" font-size="12"')
+        sheet.line(at(ratio), 34, at(ratio), 44 + 20 * len(drawn), "" if ratio == 1 else 'stroke-dasharray="2 4"')
+    for number, row in enumerate(drawn):
+        y, baseline = 54 + 20 * number, row.baseline.partition(":")[0]
+        sheet.text(12, y, textwrap.shorten(f"{row.what}: {baseline}", 64, placeholder=" …"), more='font-size="11"')
+        same = [each for each in rows if (each.what, each.baseline.partition(":")[0]) == (row.what, baseline)]
+        for each in same:
+            latest = each is same[-1]
+            kind = "ink" if latest else "pale"
+            sheet.marks.append(
+                f'<circle cx="{at(float(each.ratio)):.1f}" cy="{y - 4}" r="{4 if latest else 2.5}" class="{kind}" '
+                f'fill="{COLOURS[kind][0]}"/>'
+            )
+    return sheet.svg()
+
+
 def pictures() -> dict[str, str]:
     """Returns the text of each picture, by the name of its file."""
     text = ARCHITECTURE.read_text(encoding="utf-8")
     drawn = {f"life-of-a-{name}.svg": life(name, text) for name in SECTIONS}
+    drawn["performance.svg"] = speed(report.history())
     return {"overview.svg": overview(), "transition.svg": transition(), "way-of-the-data.svg": way(text), **drawn}
 
 

@@ -53,7 +53,7 @@ PAGES: dict[str, tuple[str, ...]] = {
         "upgrading",
         "troubleshooting",
     ),
-    "Understand": ("architecture", "testing", "nodes", "security", "what-works", "versus", "gpu-run"),
+    "Understand": ("architecture", "performance", "testing", "nodes", "security", "what-works", "versus", "gpu-run"),
 }
 # The pages of the reference after those of the Python names.
 REFERENCE = ("errors", "commands", "json", "traits", "benchmarks")

@@ -24,7 +24,7 @@ from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import Manifest, ManifestNode
 from skyinfra.protocol.secrets import Secret, met
 from skyinfra.submission.fleet import Fleet
-from skyinfra.submission.flow import Chunk, Flow, suits
+from skyinfra.submission.flow import GATHER_S, Chunk, Flow, suits
 from skyinfra.submission.futures import Future
 from skyinfra.submission.items import Arrivals
 from skyinfra.submission.snapshot import ANYWHERE, Target
@@ -292,10 +292,7 @@ class Sender:
         return functools.partial(
             Flow,
             tasks,
-            # Where it is known how many there are, all are there from the beginning, however late they are sent.
-            send=functools.partial(
-                self._send_together, windowed=window is None, came=None if total is None else time.monotonic()
-            ),
+            send=self._sending(windowed=window is None, known=total is not None),
             slots=lambda: self._fleet.dispatcher.window(self.target).limit,
             window=window,
             total=total,
@@ -308,15 +305,31 @@ class Sender:
         """Ships *task* to *target*. windowed: wait here while the fleet has as many tasks as slots. name: for lists."""
         return self._ship(self._shipment(task, name), target, windowed=windowed)
 
-    def _send_together(self, tasks: Sequence[Task[T]], *, windowed: bool, came: float | None = None) -> list[Future[T]]:
-        shipments = [self._shipment(task) for task in tasks]
-        for shipment in shipments:
-            shipment.came = shipment.came if came is None else came
-        targets = {self.target.of(shipment.settings) for shipment in shipments}
-        if len(shipments) == 1 or len(targets) > 1 or not all(map(suits, shipments)):
-            return [self._ship(shipment, self.target, windowed=windowed) for shipment in shipments]
-        chunk = Chunk(shipments, targets.pop(), self._fleet.dispatcher, windowed=windowed)
-        return chunk.send(self._fleet.in_loop_soon)
+    def _sending(self, *, windowed: bool, known: bool) -> Callable[[Sequence[Task[Any]], int], list[Future[Any]]]:
+        """Returns what sends the tasks of a flow. known: how many there are."""
+        # All of them are there from the beginning then, however late they are sent.
+        came = time.monotonic() if known else None
+        gathered: Chunk | None = None
+
+        def send(tasks: Sequence[Task[Any]], most: int) -> list[Future[Any]]:
+            nonlocal gathered
+            shipments = [self._shipment(task) for task in tasks]
+            for shipment in shipments:
+                shipment.came = shipment.came if came is None else came
+            targets = {self.target.of(shipment.settings) for shipment in shipments}
+            if most == 1 or len(targets) > 1 or not all(map(suits, shipments)):
+                return [self._ship(shipment, self.target, windowed=windowed) for shipment in shipments]
+            target = targets.pop()
+            if not known and gathered is not None and gathered.target == target:
+                future = gathered.add(shipments[0], most)
+                if future is not None:
+                    return [future]
+            gather_s = 0.0 if known else GATHER_S
+            chunk = Chunk(shipments, target, self._fleet.dispatcher, windowed=windowed, gather_s=gather_s)
+            gathered = None if known else chunk
+            return chunk.send(self._fleet.in_loop_soon)
+
+        return send
 
     def _shipment(self, task: Task[Any], name: str | None = None) -> pickling.Shipment:
         fleet = self._fleet

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import distributed.nanny
 
+from skyinfra.engine.dask_client import SEND_INTERVAL_S
+
 if TYPE_CHECKING:
     from distributed import Nanny, Worker
 
@@ -85,7 +87,7 @@ def lose_scheduler(worker: Worker) -> None:
     from distributed.worker_state_machine import FreeKeysEvent
 
     worker.batched_stream.abort()
-    worker.batched_stream = BatchedSend(interval="2ms", loop=worker.loop)
+    worker.batched_stream = BatchedSend(interval=SEND_INTERVAL_S, loop=worker.loop)
     worker.handle_stimulus(FreeKeysEvent(keys=list(worker.state.tasks), stimulus_id=f"lost-{time.monotonic()}"))
 
 

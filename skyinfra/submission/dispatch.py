@@ -112,7 +112,7 @@ class Dispatcher:
         self._trees = trees
         self.connection = connection
         self._watcher = watcher
-        self._windows: dict[Target, Window] = {}
+        self._windows: dict[tuple[Target, int], Window] = {}
         self._snapshot = Snapshot(())
         self._waiting: dict[str, Waiting] = {}
         self.executor = Executor(connection, cancellation.stop)
@@ -190,9 +190,9 @@ class Dispatcher:
                     else:
                         left -= 1
 
-    def place(self, target: Target, *, windowed: bool) -> contextlib.AbstractAsyncContextManager[None]:
-        """Holds a place in the window of *target*; does nothing for a task that is not *windowed*."""
-        return self.window(target).place() if windowed else contextlib.nullcontext()
+    def place(self, target: Target, *, windowed: bool, each: int = 1) -> contextlib.AbstractAsyncContextManager[None]:
+        """Holds a place in the window of *target*, see `window`; does nothing for a task that is not *windowed*."""
+        return self.window(target, each).place() if windowed else contextlib.nullcontext()
 
     @contextlib.contextmanager
     def shown(self, keys: Collection[str]) -> Iterator[None]:
@@ -315,14 +315,14 @@ class Dispatcher:
         self._snapshot, self._looked = now, time.monotonic()
         if now.state is not None:
             self._watcher.warn_of_end(self.connection.manifest.fleet, now.state.stops)
-        for target, window in self._windows.items():
-            await window.resize(self._places(target))
+        for (target, each), window in self._windows.items():
+            await window.resize(each * self._places(target))
 
-    def window(self, target: Target) -> Window:
-        """Returns the window of the tasks for *target*."""
-        if target not in self._windows:
-            self._windows[target] = Window(max(1, self._places(target)))
-        return self._windows[target]
+    def window(self, target: Target, each: int = 1) -> Window:
+        """Returns the window of the tasks for *target*, of which *each* slot has that many."""
+        if (target, each) not in self._windows:
+            self._windows[target, each] = Window(max(1, each * self._places(target)))
+        return self._windows[target, each]
 
     def _places(self, target: Target) -> int:
         there = sum(target.takes(slot) for slot in self._snapshot.slots)

@@ -9,6 +9,8 @@ import contextlib
 import contextvars
 import itertools
 import pickle
+import statistics
+import threading
 import types
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
@@ -28,12 +30,18 @@ T = TypeVar("T")
 
 
 # Tasks of one message take about that long on their slot: much longer than the message itself, and not noticeable.
-_WORTH_S = 0.02
+_WORTH_S = 0.04
+# So much work goes in one message even where other slots have none then: the message takes about that long itself.
+_MESSAGE_S = 0.003
 _MOST_TOGETHER = 64
-# The longest of so many latest tasks is the estimate for the next ones.
+# The mean of so many latest tasks is the estimate for the next ones: what takes longer is given back by the slot.
 _LATEST = 32
 # Calls of more bytes are sent alone.
 _SMALL_CALL = 8192
+# For so long, others are waited for that may travel with a task, where nobody knows whether any come.
+GATHER_S = 0.001
+# Messages of short tasks that each slot has: the next one is there when it has done one.
+_EACH = 2
 
 
 class Pace:
@@ -41,21 +49,19 @@ class Pace:
 
     def __init__(self) -> None:
         self._latest: deque[float] = deque(maxlen=_LATEST)
-        self._size = 1
-
-    @property
-    def size(self) -> int:
-        """At least 1."""
-        return self._size
+        # At least 1; and of which the message takes as long as they do.
+        self.size = self.least = 1
 
     def saw(self, outcome: Outcome | None) -> None:
         """Takes the outcome of a task. One that failed, or has a large result, does not count as short."""
         short = outcome is not None and outcome.result is not None and len(outcome.result) < SMALL_OUTCOME
         seconds = outcome.seconds if outcome is not None and short else None
         self._latest.append(float("inf") if seconds is None else seconds)
-        longest = max(self._latest)
-        fitting = _MOST_TOGETHER if longest * _MOST_TOGETHER <= _WORTH_S else int(_WORTH_S / longest)
-        self._size = max(1, min(fitting, 2 * len(self._latest)))
+        mean = statistics.fmean(self._latest)
+        self.size, self.least = (
+            max(1, min(_MOST_TOGETHER if mean * _MOST_TOGETHER <= worth else int(worth / mean), 2 * len(self._latest)))
+            for worth in (_WORTH_S, _MESSAGE_S)
+        )
 
 
 @dataclass
@@ -70,8 +76,9 @@ class Flow(Generic[T]):
     """Sends *tasks* and keeps their results until they are taken. Leaving its `with` block cancels the others.
 
     send: sends tasks, together if there are several. slots: returns the number of slots. window: tasks in flight at
-    most; None is one for each slot, or two messages of short tasks, of which *send* keeps one back. Tasks travel
-    together only where *total* is known: the iterator may take any time for the next one. when_done: called in any
+    most; None is one for each slot, or two messages of short tasks. Where *total* is not known, the iterator may take
+    any time for the next one: *send* gets a task as soon as it is there, and how many may travel together, and gathers
+    what comes until it is sent. when_done: called in any
     thread with each future that has ended; the caller passes it to `take`. ordered: results in the order of the tasks,
     else as they end. counting: its value is called once per task that has ended. place: the words for the place of a
     task, for the notes of its exception, as ``item {} of the map``.
@@ -79,7 +86,7 @@ class Flow(Generic[T]):
 
     tasks: Iterator[Task[T]]
     _: KW_ONLY
-    send: Callable[[Sequence[Task[T]]], Sequence[Future[T]]]
+    send: Callable[[Sequence[Task[T]], int], Sequence[Future[T]]]
     slots: Callable[[], int]
     window: int | None
     total: int | None
@@ -119,9 +126,10 @@ class Flow(Generic[T]):
     def _fill(self) -> None:
         while not self._exhausted:
             size = self._size()
-            if not self._has_room(size):
+            at_once = 1 if self._left is None else size
+            if not self._has_room(at_once, size):
                 return
-            tasks = list(itertools.islice(self.tasks, size))
+            tasks = list(itertools.islice(self.tasks, at_once))
             if not tasks:
                 self._exhausted = True
                 return
@@ -129,7 +137,10 @@ class Flow(Generic[T]):
                 self._left -= len(tasks)
             message = _Message(len(tasks))
             self._messages += 1
-            for future in self.send(tasks):
+            futures = self.send(tasks, size)
+            if size > 1 and not all(future.together for future in futures):
+                self._pace.saw(None)  # its calls are large, or have options
+            for future in futures:
                 future.noted(f"Raised for {self.place.format(next(self._numbers))}, counted from 0.")
                 self._kept[future] = None
                 self._running[future] = message
@@ -137,19 +148,19 @@ class Flow(Generic[T]):
 
     def _size(self) -> int:
         """Number of tasks for the next message; smaller at the end, so that every slot has some."""
-        if self._left is None:
-            return 1
         slots = self.slots()
-        most = self._left // (2 * slots)
+        most = self._pace.size if self._left is None else min(self._pace.size, self._left // (2 * slots))
         if self.window is not None:
-            most = min(most, self.window // slots)
-        return max(1, min(self._pace.size, most))
+            most = min(most, max(self.window // slots, min(self._pace.least, self.window // 2)))
+        return max(1, most)
 
-    def _has_room(self, size: int) -> bool:
+    def _has_room(self, count: int, size: int) -> bool:
+        """Returns whether so many tasks may be sent now, of which *size* travel together."""
         if self.window is not None:
-            return len(self._running) + size <= self.window and len(self._kept) + size <= 2 * self.window
+            return len(self._running) + count <= self.window and len(self._kept) + count <= 2 * self.window
         messages = self.slots() * (2 if size > 1 else 1)
-        return self._messages < messages and len(self._kept) + size <= 2 * messages * size
+        in_flight = self._messages < messages if self._left is not None else len(self._running) < messages * size
+        return in_flight and len(self._kept) + count <= 2 * messages * size
 
     def take(self, ended: Future[T]) -> None:
         """Takes a future that has ended."""
@@ -190,57 +201,89 @@ def suits(shipment: Shipment) -> bool:
 
 class Chunk:
     """Sends *shipments* to *target* in one message. windowed: as in `Dispatcher.execute`, also for those sent alone.
+    gather_s: for so long, `add` may add others.
 
     A task without an outcome from the chunk, for whatever reason, is sent again alone.
     """
 
     def __init__(
-        self, shipments: Sequence[Shipment], target: Target, dispatcher: Dispatcher, *, windowed: bool
+        self,
+        shipments: Sequence[Shipment],
+        target: Target,
+        dispatcher: Dispatcher,
+        *,
+        windowed: bool,
+        gather_s: float = 0.0,
     ) -> None:
-        self._target = target
+        self.target = target
+        self._gather_s = gather_s
         self._dispatcher = dispatcher
         self._windowed = windowed
         self._key, self._name, self._header = shipments[0].chunk()
         self._shipments = {shipment.key: shipment for shipment in shipments}
+        # Guards these until it is sent: another thread adds to them.
+        self._adding = threading.Lock()
+        self._begun = False
         self._waiting = set(self._shipments)
-        self._inner: dict[str, concurrent.futures.Future[Outcome]] = {
-            key: concurrent.futures.Future() for key in self._shipments
-        }
+        self._inner: dict[str, concurrent.futures.Future[Outcome]] = {}
 
     def send(self, start: Callable[[Coroutine[Any, Any, None]], concurrent.futures.Future[None]]) -> list[Future[Any]]:
         """Sends them, in the loop of *start*. Returns a future for each; cancelling one cancels all of them."""
-        whole = start(self._execute())
+        with self._adding:
+            self._whole = start(self._execute())
+            return [self._future_of(shipment) for shipment in self._shipments.values()]
 
+    def add(self, shipment: Shipment, most: int) -> Future[Any] | None:
+        """Adds one to those that `send` is about to send; None where it has, or there are *most* of them."""
+        with self._adding:
+            if self._begun or len(self._shipments) >= most:
+                return None
+            self._shipments[shipment.key] = shipment
+            self._waiting.add(shipment.key)
+            return self._future_of(shipment)
+
+    def _future_of(self, shipment: Shipment) -> Future[Any]:
         def ended(inner: concurrent.futures.Future[Outcome]) -> None:
             if inner.cancelled():
-                whole.cancel()
+                self._whole.cancel()
 
-        for inner in self._inner.values():
-            inner.add_done_callback(ended)
-        return [Future(self._shipments[key].name, inner, key=key) for key, inner in self._inner.items()]
+        inner = self._inner[shipment.key] = concurrent.futures.Future()
+        inner.add_done_callback(ended)
+        future: Future[Any] = Future(shipment.name, inner, key=shipment.key)
+        future.together = True
+        return future
 
     async def _execute(self) -> None:
         """Sets the futures. Raises CancelledError only."""
         # That of who submitted the tasks; outcomes come in another one.
         self._context = contextvars.copy_context()
         try:
+            await asyncio.sleep(self._gather_s)
+            self._begin()
             async with asyncio.TaskGroup() as self._alone:
                 try:
-                    await self._together()
+                    if len(self._shipments) > 1:
+                        await self._together()
                 except Exception as error:  # noqa: BLE001 - whoever waits for a task is told
                     for key in list(self._waiting):
                         self._settle(key, error)
                 for key in list(self._waiting):
                     self._send_alone(key)
         finally:
+            self._begin()
             # Those sent alone too: a pool that closes cancels them one by one.
             for inner in self._inner.values():
                 inner.cancel()
 
+    def _begin(self) -> None:
+        """Nothing is added from now on."""
+        with self._adding:
+            self._begun = True
+
     async def _together(self) -> None:
-        waiting = self._dispatcher.waiting_for(self._key, self._name, self._target)
+        waiting = self._dispatcher.waiting_for(self._key, self._name, self.target)
         with contextlib.suppress(TaskAttemptsExceeded, SlotFailed), waiting as watched:
-            async with self._dispatcher.place(self._target, windowed=self._windowed):
+            async with self._dispatcher.place(self.target, windowed=self._windowed, each=_EACH):
                 watched.key = self._key
                 await self._run()
 
@@ -249,7 +292,7 @@ class Chunk:
         call = pickle.dumps(rows, protocol=pickle.HIGHEST_PROTOCOL)
         with self._dispatcher.shown(self._shipments):
             ended = await self._dispatcher.executor.attempt(
-                self._name, self._key, self._header, call, self._target.resources, self._take
+                self._name, self._key, self._header, call, self.target.resources, self._take
             )
         for key, outcome in ended if isinstance(ended, list | tuple) else ():  # those that are large
             fetched = await self._dispatcher.fetched(outcome)
@@ -274,7 +317,7 @@ class Chunk:
 
     async def _execute_alone(self, key: str) -> None:
         try:
-            outcome = await self._dispatcher.execute(self._shipments[key], self._target, windowed=self._windowed)
+            outcome = await self._dispatcher.execute(self._shipments[key], self.target, windowed=self._windowed)
             self._settle(key, outcome)
         except Exception as error:  # noqa: BLE001 - as above
             self._settle(key, error)

@@ -59,6 +59,8 @@ class Future(concurrent.futures.Future[T]):
         self._name = name
         # Names the task in the whole fleet, as `skyinfra top` and `skyinfra logs --task` do.
         self.key = key
+        # Whether it may travel with others in one message.
+        self.together = False
         # The task's, until it has ended.
         self._inner: concurrent.futures.Future[Outcome] | None = inner
         self._process = os.getpid()

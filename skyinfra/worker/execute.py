@@ -55,7 +55,7 @@ from skyinfra.worker.secrets import Masker
 F = TypeVar("F")
 
 # A chunk is made to take less than half of that.
-_LONGEST_S = 0.05
+_LONGEST_S = 0.1
 # A chunk sends its outcomes when they are so many bytes, and at its end.
 _MOST_BYTES = 64 * 1024
 

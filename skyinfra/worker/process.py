@@ -26,7 +26,7 @@ from distributed import Nanny, Worker, WorkerPlugin
 from distributed.core import Status
 from distributed.security import Security
 
-from skyinfra.engine import carried, dask_comms, dask_worker, main_thread, reverse_connections, settings
+from skyinfra.engine import carried, dask_client, dask_comms, dask_worker, main_thread, reverse_connections, settings
 from skyinfra.errors import NotSupported
 from skyinfra.node import children, faults, shares
 from skyinfra.protocol import calls, services
@@ -159,6 +159,7 @@ class SlotWorker(Worker):  # type: ignore[misc]
 
     async def start_unsafe(self) -> Any:
         """Registers at the scheduler, and leaves connections there where it cannot open them."""
+        dask_client.send_soon(self.batched_stream)
         started = await super().start_unsafe()
         self._closing = asyncio.create_task(self._leave_connections())
         return started

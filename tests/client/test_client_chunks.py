@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import itertools
 import os
 import pickle
 import time
@@ -93,6 +94,11 @@ def die_then_hang(x: int, at: int, folder: str) -> int:
     return x
 
 
+def touched(x: int, folder: str) -> int:
+    Path(folder, str(x)).touch()
+    return x
+
+
 @pytest.fixture
 def sent(pool, monkeypatch):
     """The names of what was sent to the head, with how many tasks there were in each message."""
@@ -126,9 +132,40 @@ def test_they_do_for_coroutines(fleet):
     assert asyncio.run(main()) == list(range(0, 2 * MANY, 2))
 
 
-def test_items_without_a_length_travel_alone(pool, sent):
-    assert list(pool.map(double, iter(range(50)))) == list(range(0, 100, 2))
-    assert sent == [0] * 50
+def test_items_without_a_length_travel_together_as_they_come(pool, sent):
+    assert list(pool.map(double, iter(range(MANY)))) == list(range(0, 2 * MANY, 2))
+    assert len(sent) < MANY
+    assert sum(sent), "chunks, and not fewer tasks"
+
+
+def test_none_waits_for_an_item_that_has_not_come(pool, tmp_path):
+    """Each item but the first comes when the task of the one before it has run; they do not come together."""
+
+    def items():
+        for number in range(MANY):
+            yield number
+            # Others may be on their way already, while the iterator waits for this one.
+            if number % 50 == 49:
+                deadline = time.monotonic() + 60
+                while not (tmp_path / str(number)).exists():
+                    assert time.monotonic() < deadline, f"item {number} waits for the one after it"
+                    time.sleep(0.01)
+
+    assert list(pool.map(touched, items(), itertools.repeat(str(tmp_path)))) == list(range(MANY))
+
+
+def test_items_of_which_many_come_are_not_all_fetched_where_their_calls_are_large(pool):
+    fetched = 0
+
+    def items():
+        nonlocal fetched
+        for _ in range(300):
+            fetched += 1
+            yield bytes(20_000)
+
+    for seen, _ in enumerate(pool.map(len, items())):
+        # Four slots, as many results that are kept, and the one or two by which it was found that they are large.
+        assert fetched - seen < 40
 
 
 def test_what_has_a_timeout_or_may_be_retried_travels_alone(pool, sent):
@@ -229,16 +266,17 @@ def _ended(seconds: float | None) -> Outcome:
     return Outcome(result=b"", seconds=seconds)
 
 
-def test_the_longest_of_the_latest_says_how_many_go_together():
+def test_the_mean_of_the_latest_says_how_many_go_together():
     pace = Pace()
     assert pace.size == 1
     for _ in range(40):
         pace.saw(_ended(0.001))
-    assert pace.size == 20
-    pace.saw(_ended(0.005))
-    assert pace.size == 4
+    assert (pace.size, pace.least) == (40, 3)
+    # One that the machine had no time for is none of them all.
+    pace.saw(_ended(0.033))
+    assert (pace.size, pace.least) == (20, 1)
     for unlike in (
-        _ended(0.5),
+        _ended(2.0),
         None,
         Outcome(result=bytes(10_000), seconds=0.001),
         Outcome(parts=("x",), seconds=0.001),
@@ -258,12 +296,14 @@ class _Slots:
         self.messages: list[set[int]] = []
         self.most = self.most_messages = 0
 
-    def send(self, tasks):
+    def send(self, tasks, most):
+        assert len(tasks) <= most
         futures = []
         for task in tasks:
             inner: concurrent.futures.Future = concurrent.futures.Future()
             self.waiting.append((task, inner))
             futures.append(Future("f", inner, key=str(task)))
+            futures[-1].together = True
         self.messages.append(set(tasks))
         waiting = {task for task, _ in self.waiting}
         self.most = max(self.most, len(self.waiting))
@@ -310,7 +350,7 @@ def test_all_are_sent_once_and_no_more_than_may_be(count, slots, window, known, 
         assert given_out == sorted(given_out)
     if window is not None:
         assert there.most <= window
-    elif seconds == 1.0 or not known:
+    elif seconds == 1.0:
         assert there.most <= slots
-    else:
+    elif known:
         assert there.most_messages <= 2 * slots
