@@ -221,8 +221,8 @@ class Pool(Sender, Questions):
         fleet itself, such as `FleetUnreachable`, are raised.
 
         Tasks of some milliseconds travel together, up to 64 in a message, once the first ones have shown that they
-        are so short and where all iterables have a length; each is still a task of its own. By default each slot has
-        such a message then, and another one is ready.
+        are so short; each is still a task of its own. By default each slot has two such messages then, so that also of
+        an iterator without a length as many items are taken ahead; none waits for an item that has not come.
         """
         return self._stream(self._mapped(function, iterables, how), return_exceptions)
 
