@@ -172,14 +172,16 @@ def _short(root: Path, *, tasks: int) -> Iterator[Result]:
 
 
 def _large(pool: Pool, plain: Client, ours: Ours, *, runs: int) -> Iterator[Result]:
-    data = os.urandom(LARGE)
+    # What a fleet has already is not sent again: each is another one.
+    fresh = [os.urandom(LARGE) for _ in range(runs)]
+    data = fresh[0]
 
     def scattered() -> int:
         # Dask warns of large arguments; this is the way that it recommends.
         [future] = plain.scatter([data], hash=False)
         return plain.submit(len, future, pure=False).result()
 
-    ours.out, out = _paired(lambda: pool.submit(len, data).result(), scattered, runs)
+    ours.out, out = _paired(lambda: pool.submit(len, fresh.pop()).result(), scattered, runs)
     yield Result("100 MB to a task", f"{PLAIN}, scattered", ours.out, out, "", f"{ours.out * 1000:.0f} ms")
     # What a fleet has kept of an earlier result does not travel again: each is another one.
     numbers = itertools.count(1)
