@@ -320,7 +320,9 @@ class Sender:
             if most == 1 or len(targets) > 1 or not all(map(suits, shipments)):
                 return [self._ship(shipment, self.target, windowed=windowed) for shipment in shipments]
             target = targets.pop()
-            if not known and gathered is not None and gathered.target == target:
+            if gathered is not None and gathered.target == target:
+                # Nobody else sees that: the chunk of a connection that is gone would wait for ever.
+                self._fleet.check_open()
                 future = gathered.add(shipments[0], most)
                 if future is not None:
                     return [future]

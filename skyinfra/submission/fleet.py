@@ -126,13 +126,19 @@ class AskedFleet:
         return self.loop.start(self._if_open(coroutine))
 
     def _if_open(self, coroutine: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
-        if os.getpid() != self._process:
+        try:
+            self.check_open()
+        except FleetError:
             coroutine.close()
+            raise
+        return coroutine
+
+    def check_open(self) -> None:
+        """Raises `ConnectionForked` in a child of the process that connected, and `FleetError` after `close`."""
+        if os.getpid() != self._process:
             raise forked(self.manifest.fleet)
         if self._ended.is_set():
-            coroutine.close()
             raise FleetError(f"the pool {self.manifest.fleet} is closed", hint="Use it inside its `with` block.")
-        return coroutine
 
     def waits_inside(self, key: str, name: str) -> contextlib.AbstractContextManager[object]:
         """While it lasts, a task waits for the job *key*; who only asks knows of no others."""

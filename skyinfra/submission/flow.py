@@ -228,10 +228,13 @@ class Chunk:
         self._inner: dict[str, concurrent.futures.Future[Outcome]] = {}
 
     def send(self, start: Callable[[Coroutine[Any, Any, None]], concurrent.futures.Future[None]]) -> list[Future[Any]]:
-        """Sends them, in the loop of *start*. Returns a future for each; cancelling one cancels all of them."""
+        """Sends them, in the loop of *start*. Returns a future for each; cancelling one, which a map does with all, cancels all of them."""
         with self._adding:
             self._whole = start(self._execute())
-            return [self._future_of(shipment) for shipment in self._shipments.values()]
+            futures = [self._future_of(shipment) for shipment in self._shipments.values()]
+        # Those sent alone too: a pool that closes cancels them one by one. It may close before the first step.
+        self._whole.add_done_callback(lambda _: self._over())
+        return futures
 
     def add(self, shipment: Shipment, most: int) -> Future[Any] | None:
         """Adds one to those that `send` is about to send; None where it has, or there are *most* of them."""
@@ -257,32 +260,34 @@ class Chunk:
         """Sets the futures. Raises CancelledError only."""
         # That of who submitted the tasks; outcomes come in another one.
         self._context = contextvars.copy_context()
-        try:
-            await asyncio.sleep(self._gather_s)
-            self._begin()
-            async with asyncio.TaskGroup() as self._alone:
-                try:
-                    if len(self._shipments) > 1:
-                        await self._together()
-                except Exception as error:  # noqa: BLE001 - whoever waits for a task is told
-                    for key in list(self._waiting):
-                        self._settle(key, error)
+        async with asyncio.TaskGroup() as self._alone:
+            try:
+                await self._together()
+            except Exception as error:  # noqa: BLE001 - whoever waits for a task is told
+                self._begin()
                 for key in list(self._waiting):
-                    self._send_alone(key)
-        finally:
-            self._begin()
-            # Those sent alone too: a pool that closes cancels them one by one.
-            for inner in self._inner.values():
-                inner.cancel()
+                    self._settle(key, error)
+            for key in list(self._waiting):
+                self._send_alone(key)
 
-    def _begin(self) -> None:
-        """Nothing is added from now on."""
+    def _begin(self) -> int:
+        """Nothing is added from now on. Returns how many there are."""
         with self._adding:
             self._begun = True
+            return len(self._shipments)
+
+    def _over(self) -> None:
+        """Cancels those without an outcome; nobody sets one any more."""
+        self._begin()
+        for inner in self._inner.values():
+            inner.cancel()
 
     async def _together(self) -> None:
         waiting = self._dispatcher.waiting_for(self._key, self._name, self.target)
         with contextlib.suppress(TaskAttemptsExceeded, SlotFailed), waiting as watched:
+            await asyncio.sleep(self._gather_s)
+            if self._begin() == 1:
+                return
             async with self._dispatcher.place(self.target, windowed=self._windowed, each=_EACH):
                 watched.key = self._key
                 await self._run()
