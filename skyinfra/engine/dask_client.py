@@ -18,9 +18,9 @@ from skyinfra.protocol import calls
 if TYPE_CHECKING:
     from distributed import Client
 
-# Dask gathers messages for 1 to 10 ms, which a short task would wait for on each of its hops. Those that come while its
-# loop does something else are sent together all the same.
-SEND_INTERVAL_S = 0.0
+# Dask gathers messages for 2 to 10 ms, which is most of a short task's round trip. Sending each at once was measured,
+# and is no faster than this.
+SEND_INTERVAL_S = 0.001
 # From that size on, a message refers to a call; smaller ones are copied into it.
 _LARGE_CALL = 1_000_000
 # Errors of a connection whose peer is not known to have ended.
@@ -28,7 +28,7 @@ _CUT = frozenset((errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.EN
 
 
 def send_soon(stream: Any) -> None:
-    """Makes a stream of messages send what there is as soon as its loop gets to it."""
+    """Makes a stream of messages wait for 1 ms in place of up to 10 ms before it sends."""
     stream.interval = SEND_INTERVAL_S
 
 

@@ -228,7 +228,9 @@ class Chunk:
         self._inner: dict[str, concurrent.futures.Future[Outcome]] = {}
 
     def send(self, start: Callable[[Coroutine[Any, Any, None]], concurrent.futures.Future[None]]) -> list[Future[Any]]:
-        """Sends them, in the loop of *start*. Returns a future for each; cancelling one, which a map does with all, cancels all of them."""
+        """Sends them, in the loop of *start*. Returns a future for each, which no user has; cancelling one, as a map
+        does with all where it is left, cancels all of them.
+        """
         with self._adding:
             self._whole = start(self._execute())
             futures = [self._future_of(shipment) for shipment in self._shipments.values()]
