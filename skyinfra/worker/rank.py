@@ -13,6 +13,7 @@ import os
 import pickle
 import signal
 import sys
+import threading
 import time
 import traceback
 import types
@@ -20,13 +21,14 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from skyinfra.protocol.gang import MEETS, Work
-from skyinfra.worker import output, secrets
+from skyinfra.worker import output, secrets, streaming
 
 # Messages of a rank, each with its content; the parent answers a failure.
 BEGUN = "begun"  # None: Python has started, and has loaded what is ours
 UNABLE = "unable"  # None: its node could not load what the rank was to call
 FAILED = "failed"  # the time of the failure by `time.monotonic`, which all processes of a machine share
 OUTCOME = "outcome"  # a pickled Outcome
+PROGRESS = "progress"  # what `skyinfra.progress` reports: done, total, note
 
 _masker = secrets.Masker(())
 
@@ -42,7 +44,31 @@ def main() -> int:
     _masker = secrets.of_process()
     work: Work = pipe.recv()
     pipe.send((BEGUN, None))
-    return _script(work, pipe) if work.call is None else _function(work, work.call, pipe)
+    said = _Line(pipe)
+    with streaming.sending_output(None, said.progress, lambda: "", _masker):
+        return _script(work, said) if work.call is None else _function(work, work.call, said)
+
+
+class _Line:
+    """The pipe to the parent, which any thread of the work may write to."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+        self._lock = threading.Lock()
+
+    def send(self, message: tuple[str, object]) -> None:
+        """Sends a message, with its content."""
+        with self._lock:
+            self._pipe.send(message)
+
+    def progress(self, kind: str, content: object) -> None:
+        """Tells the progress; a parent that is gone hears of nothing."""
+        with contextlib.suppress(OSError):
+            self.send((kind, content))
+
+    def recv(self) -> object:
+        """Returns what the parent answers."""
+        return self._pipe.recv()
 
 
 def _meet() -> None:
@@ -54,7 +80,7 @@ def _meet() -> None:
         jax.distributed.initialize(address, num_processes=processes, process_id=process)
 
 
-def _function(work: Work, call: bytes, pipe: Connection) -> int:
+def _function(work: Work, call: bytes, pipe: _Line) -> int:
     from skyinfra.node import faults
     from skyinfra.protocol import calls
     from skyinfra.worker import execute, interruption
@@ -89,7 +115,7 @@ def _interrupt(_number: int, _frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def _script(work: Work, pipe: Connection) -> int:
+def _script(work: Work, pipe: _Line) -> int:
     """Runs the program as ``python FILE ARGS`` does, in its folder."""
     path = Path.cwd() / work.name
     sys.path.insert(0, str(path.parent))
@@ -119,7 +145,7 @@ def _script(work: Work, pipe: Connection) -> int:
     return 0
 
 
-def _explain(error: BaseException, pipe: Connection) -> None:
+def _explain(error: BaseException, pipe: _Line) -> None:
     # What `distributed` does as it is imported, which takes ten times as long.
     from tblib import pickling_support
 
@@ -136,7 +162,7 @@ def _explain(error: BaseException, pipe: Connection) -> None:
     _wait(pipe)
 
 
-def _wait(pipe: Connection) -> None:
+def _wait(pipe: _Line) -> None:
     """Waits for the answer to a failure, or for the end of the parent."""
     with contextlib.suppress(EOFError, ConnectionError):
         pipe.recv()

@@ -29,7 +29,7 @@ from skyinfra.node import faults
 from skyinfra.protocol import calls, failures, gang, services
 from skyinfra.protocol.calls import PROGRAM_GRACE_S
 from skyinfra.protocol.gang import GangState, Rank, RankEnd, Work
-from skyinfra.worker import cancellation, rank, scripts
+from skyinfra.worker import cancellation, rank, scripts, streaming
 from skyinfra.worker.task_folder import linked
 
 # After a head that did not answer.
@@ -187,6 +187,8 @@ class _Process:
                     self._failed = True
                     self._head.wait(self._head.report(age=time.monotonic() - content))
                     pipe.send(None)
+                elif kind == rank.PROGRESS:
+                    streaming.relay_progress(*content)
                 else:
                     self._outcome = content
                     self._after(_LAST_WORDS_S, self._kill)

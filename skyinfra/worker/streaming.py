@@ -205,14 +205,19 @@ def progress(done: float, total: float | None = None, note: str = "") -> None:
     It may be called at every step: it costs some microseconds, and sends five messages a second at most.
     """
     global _sent_at
-    send, now = _send, time.monotonic()
+    now = time.monotonic()
     if _runs and (now - _sent_at >= _PROGRESS_S or done == total):
         _sent_at = now
         # Numbers of arrays are no data: the head reads nothing else.
         said = _masker.text(str(note)) if _masker is not None else str(note)
-        note_progress(done, total, said)
-        if send is not None:
-            send("progress", [float(done), None if total is None else float(total), said])
+        relay_progress(float(done), None if total is None else float(total), said)
+
+
+def relay_progress(done: float, total: float | None, note: str) -> None:
+    """Tells the client, and who asks the head, what the running task has reported, also from a process of its own."""
+    note_progress(done, total, note)
+    if (send := _send) is not None:
+        send("progress", [done, total, note])
 
 
 def note_progress(done: float, total: float | None, note: str) -> None:

@@ -18,6 +18,7 @@ from tasks_on_nodes.gangs import environment, none
 
 import skyinfra as sky
 from skyinfra.client import open_pool
+from skyinfra.submission.watching import Watcher
 from skyinfra.tasks import Task
 
 ROOT = Path(sky.__file__).parents[1]
@@ -169,6 +170,41 @@ def test_what_ranks_print_is_shown_where_nobody_takes_their_lines(fleet):
     with open_pool(fleet.manifest, output=lambda slot, line: seen.append((slot, line))) as pool:
         none(pool, print, "hello", per_node=1)
     assert sorted(seen) == [("n0/0", "hello"), ("n1/0", "hello")]
+
+
+def report(gate: str) -> None:
+    sky.progress(sky.gang().rank + 1, 100, "loss 0.3")
+    wait_for(gate)
+
+
+REPORT = """
+import sys, time
+from pathlib import Path
+import skyinfra as sky
+sky.progress(sky.gang().rank + 1, 100, "loss 0.3")
+while not Path(sys.argv[1]).exists(): time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("kind", ["function", pytest.param("script", marks=pytest.mark.slow)])
+def test_how_far_each_rank_is_arrives_and_can_be_asked(fleet, tmp_path, background, wait_until, monkeypatch, kind):
+    """Ranks are processes of their own."""
+    gate, told = tmp_path / "gate", {}
+    monkeypatch.setattr(Watcher, "_step", lambda self, key, name, *what: told.update({name: what}))
+    (tmp_path / "report.py").write_text(REPORT)
+    with open_pool(fleet.manifest) as pool:
+        wait_until(lambda: not pool.work().progress)
+        work = report if kind == "function" else tmp_path / "report.py"
+        gang = background(none, pool, work, str(gate), per_node=1)
+        wait_until(lambda: len(pool.work().progress) == 2)
+        shown = {slot: (each.done, each.total, each.note) for slot, each in pool.work().progress.items()}
+        assert shown == {"n0/0": (1, 100, "loss 0.3"), "n1/0": (2, 100, "loss 0.3")}
+        wait_until(lambda: len(told) == 2)
+        assert sorted(told.values()) == [(1, 100, "loss 0.3"), (2, 100, "loss 0.3")]
+        assert {name.split()[0] for name in told} == {"n0/0", "n1/0"}
+        gate.touch()
+        gang.result(timeout=120)
+        wait_until(lambda: not pool.work().progress)
 
 
 # Slots --------------------------------------------------------------------------------------------------------------
