@@ -6,10 +6,13 @@ import os
 import signal
 import sys
 import warnings
+from typing import Any
 
 
 def main() -> None:
     """The console script. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted, 143 terminated."""
+    import typer
+
     from skyinfra.cli.app import app
     from skyinfra.console import guarded
     from skyinfra.errors import SkyinfraError
@@ -18,20 +21,27 @@ def main() -> None:
     # As an exception, so that what a command has begun, such as a script on a slot, is ended with it.
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _leave)
-    # What Dask warns of is for who uses Dask: what concerns a person is said by the errors of skyinfra.
+    # What Dask warns of is for who uses Dask: what concerns a person is said by the errors of skyinfra. Here, as
+    # `engine.settings.quiet_client`, which decides for all clients, imports Dask, and that may warn by itself.
     warnings.filterwarnings("ignore", module=r"(dask|distributed|tornado)(\.|$)")
     screen.print_on(sys.stdout)
     screen.print_on(sys.stderr)
     with guarded():
         try:
-            app()
+            sys.exit(app(standalone_mode=False))
         except SkyinfraError as error:
             _explain(error)
             sys.exit(error.exit_code)
         except KeyboardInterrupt:
             sys.stderr.write("interrupted\n")
             sys.exit(130)
+        except typer.Abort:
+            sys.stderr.write("Aborted!\n")
+            sys.exit(1)
         except Exception as error:  # noqa: BLE001 - the boundary to a person
+            if hasattr(error, "format_message"):  # of typer, or of the click that older ones use
+                _misused(error)
+                sys.exit(error.exit_code)
             _explain(error)
             sys.stderr.write("This is a defect of skyinfra. SKYINFRA_DEBUG=1 shows where it happened.\n")
             sys.exit(1)
@@ -39,6 +49,21 @@ def main() -> None:
 
 def _leave(number: int, _frame: object) -> None:
     raise SystemExit(128 + number)
+
+
+def _misused(error: Any) -> None:
+    """Says what is wrong with a command line, in our look, and folded as all sentences are."""
+    from skyinfra.errors.peers import meant
+    from skyinfra.terminal.tables import say
+
+    message = str(error.format_message())
+    if (context := getattr(error, "ctx", None)) is not None:
+        say(context.get_usage(), to_stderr=True)
+        say(f"Try `{context.command_path} --help` for help.\n", to_stderr=True)
+        option = getattr(error, "option_name", None)
+        if option and context.parent is None and (said := meant(option, "skyinfra", None)):
+            message = f"{message}. {said}"
+    say(("Error:", "bold red"), f" {message}", to_stderr=True)
 
 
 def _explain(error: Exception) -> None:

@@ -230,6 +230,18 @@ def options_first(args: Sequence[str], valued: Collection[str]) -> list[str]:
     return [*options, *words, *args[position:]]
 
 
+def _name_values(command: Any) -> None:
+    """Names the values of options as manuals do. Newer typers name their types as Python does: ``<list[str]>``."""
+    for each in command.params:
+        kind = getattr(each, "type_descriptor", None)
+        if kind is None or kind.is_choice:
+            continue
+        if each.param_type_name == "argument":
+            each.display_type_rich = lambda ctx: None
+        elif each.metavar is None:
+            each.metavar = "PATH" if kind.is_path else {"int": "N", "float": "NUMBER"}.get(each.bare_type(), "TEXT")
+
+
 class _Commands(Mapping[str, Any]):
     """The commands of a group, in the order of the help. The module of one is imported when it is asked for.
 
@@ -248,6 +260,7 @@ class _Commands(Mapping[str, Any]):
             self.made[name] = typer.main.get_group(module.app).commands[name]
             command = self.made[name]
             command.epilog, command.rich_markup_mode = helping.epilog(path), None
+            _name_values(command)
             command.get_help = lambda context, plain=command.get_help: helping.dressed(plain(context))
         return self.made[name]
 

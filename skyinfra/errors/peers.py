@@ -139,7 +139,8 @@ _WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("skyinfra dashboard", "ui web"),
         ("skyinfra open jupyter", "notebook jupyter lab"),
         ("skyinfra manifest", "output outputs"),
-        ("skyinfra --version", "version"),
+        ("skyinfra --version", "version -v -V"),
+        ("skyinfra deploy --yes", "-y --yes --auto-approve"),
         ("skyinfra --help", "help commands"),
     ),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -80,13 +81,13 @@ def source(machines: Sequence[Machines], *, spot: bool) -> str:
         cls = providers.deployable().get(each.offer.provider)
         if cls is None:
             lines.append(f"    # {each.offer.provider} {said}: {each.accelerator}")
-            lines.append(f"    # It cannot be declared: {providers.undeployable(each.offer.provider)}.")
+            lines.append(_comment(f"It cannot be declared: {providers.undeployable(each.offer.provider)}."))
             continue
         values = _arguments(cls, each)
         arguments = ", ".join(f"{key}={value!r}" for key, value in values.items()).replace("'", '"')
         lines += [
             f"    # {said}",
-            *(f"    # To be added: {line}" for line in _lacking(cls, values)),
+            *(_comment(f"To be added: {line}") for line in _lacking(cls, values)),
             "    sky.ComputePool(",
             f'        name="{name}",',
             f"        nodes={each.nodes},",
@@ -96,6 +97,11 @@ def source(machines: Sequence[Machines], *, spot: bool) -> str:
             "    ),",
         ]
     return "\n".join([*lines, "]", ""])
+
+
+def _comment(text: str) -> str:
+    """Returns the text as lines of a comment, which a terminal of 80 columns does not break."""
+    return textwrap.fill(text, 76, initial_indent="    # ", subsequent_indent="    # ", break_long_words=False)
 
 
 def _accelerator(text: str) -> list[str]:

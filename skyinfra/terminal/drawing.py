@@ -14,7 +14,7 @@ from skyinfra import mig
 from skyinfra.errors import InvalidField, counted, written
 from skyinfra.mig import palette
 from skyinfra.mig.drawing import Picture, boxes, compute_bar, facts, left_out, strip, tone
-from skyinfra.terminal import tables
+from skyinfra.terminal import folding, tables
 
 if TYPE_CHECKING:
     from skyinfra.deploy.fleet_status import GpuStrip
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 # The width of the word before a sentence.
 _WORD = 10
+# Words beside it have that room at least.
+_NARROWEST = 24
 
 
 def style(tone: Tone) -> str:
@@ -146,7 +148,9 @@ def _change_text(alike: Sequence[GpuChange], width: int) -> Text:
             made.append(piece, style="not bold" if index is None else f"not bold {_style(layout[index], units)}")
         made.append("\n")
     for word, sentence in _change_facts(alike):
-        made.append(f"{word:<{_WORD}}{sentence}\n", style="not bold red" if word == "ends" else "not bold")
+        lines = folding.sentences(Text(sentence), max(_NARROWEST, width - _WORD))
+        text = f"\n{'':<{_WORD}}".join(line.plain for line in lines)
+        made.append(f"{word:<{_WORD}}{text}\n", style="not bold red" if word == "ends" else "not bold")
     made.rstrip()
     return made
 

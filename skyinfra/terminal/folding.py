@@ -15,8 +15,8 @@ _JOINT = r"[|,]|\+(?!me)|/(?=\S{4})"
 _PART = re.compile(rf"(?:(?!{_JOINT})\S)+(?:{_JOINT})*|(?:{_JOINT})+")
 # Where a name that is wider than its column is folded besides.
 _SEAM = re.compile(r"[^\s_.-]+[_.-]*|[_.-]+")
-# Lines that begin so are code.
-_CODE = "    "
+# Lines that begin so are code, or name a file of a traceback.
+_CODE = ("    ", '  File "')
 
 
 def sentences(text: Text, width: int) -> Iterator[Text]:

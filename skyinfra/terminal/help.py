@@ -183,10 +183,10 @@ def epilog(path: str) -> str | None:
 
 
 # A heading; below one, what a line is about; and what is said beside an option.
-_HEADING = re.compile(r"^(?:Usage:|\s{0,2}\S.*:$)")
+_HEADING = re.compile(r"^(?:Usage:|[A-Z]\w*:$|  Examples:$)")
 _TERM = re.compile(r"^  \S+(?: \S+)*")
 _EXAMPLE = re.compile(r"^ {4}skyinfra .*")
-_BESIDE = re.compile(r"\[(?:default: [^\]]+|required)\]")
+_BESIDE = re.compile(r"\[(?:default:\s[^\]]+|required)\]")
 
 
 def dressed(text: str) -> str:
@@ -203,9 +203,9 @@ def dressed(text: str) -> str:
             made.highlight_regex(_EXAMPLE, "cyan")
             if listed:
                 made.highlight_regex(_TERM, "cyan")
-        made.highlight_regex(_BESIDE, "dim")
         listed = bool(line) and (listed or bool(heading)) and not line.startswith("Usage:")
         shown.append(made).append("\n")
     shown.rstrip()
+    shown.highlight_regex(_BESIDE, "dim")  # it may go on in the next line
     console().print(shown, soft_wrap=True, end="")
     return ""

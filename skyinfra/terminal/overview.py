@@ -24,7 +24,9 @@ _PATIENCE_S = 2.0
 # What is said of a stack, in pieces: texts, some with a style.
 Line = tuple[tables.Piece, ...]
 Steps = list[tuple[str, str]]
+# Beside commands, sentences have at least that room; else they stand below them, so far to the right.
 _NARROW = 24
+_BELOW = " " * 6
 
 
 def show_overview() -> None:
@@ -143,8 +145,16 @@ def show_steps(steps: Iterable[tuple[str, str]], *, to_stderr: bool = False) -> 
     steps, out = list(steps), tables.console(to_stderr=to_stderr)
     width = max(len(command) for command, _ in steps)
     out.print(Text.assemble("\n", ("Next:", "bold")))
+    room, below = out.width - width - 4, " " * (width + 4)
+    if narrow := room < _NARROW:
+        room, below = out.width - len(_BELOW), _BELOW
     for command, what in steps:
-        first, *more = folding.sentences(Text(what), max(_NARROW, out.width - width - 4))
-        head = (command.ljust(width) + "  " if what else command, "cyan")
-        for line in (Text.assemble("  ", head, first), *(Text(" " * (width + 4)) + each for each in more)):
+        first, *more = folding.sentences(Text(what), room)
+        if not what:
+            lines = [Text.assemble("  ", (command, "cyan"))]
+        elif narrow:
+            lines = [Text.assemble("  ", (command, "cyan")), Text(below) + first]
+        else:
+            lines = [Text.assemble("  ", (command.ljust(width) + "  ", "cyan"), first)]
+        for line in (*lines, *(Text(below) + each for each in more)):
             out.print(line, soft_wrap=True)

@@ -39,6 +39,8 @@ _GAP = 2
 # The width that is asked for a column of sentences, which are folded, the least one, and that of an id that was cut.
 _SENTENCE = 24
 _NARROWEST = 8
+# A column that is no wider is not folded.
+_SHORT = 12
 _ID = 17
 # The longest text of a cell, unless tables are wide.
 _LONGEST = 1000
@@ -112,10 +114,10 @@ class FittingTable(Table):
                 break
             kept.remove(name)
             hidden = [each for each in hidden if each != name] + ([] if name in empty else [name])
-        self._fold(cells, widths, kept, options.max_width)
+        headers = self._fold(cells, widths, kept, options.max_width)
         shown = Table(box=None, header_style="bold", pad_edge=False, padding=(0, _GAP, 0, 0))
         for name in kept:
-            shown.add_column(name, overflow="fold")
+            shown.add_column(headers.get(name, name), overflow="fold")
         for row in range(self.row_count):
             shown.add_row(*(cells[name][row] for name in kept))
         yield shown
@@ -123,9 +125,17 @@ class FittingTable(Table):
             note = Text(f"Left out or cut to fit: {', '.join(hidden)}. --wide shows all.", style="dim")
             yield from folding.sentences(note, options.max_width)
 
-    def _fold(self, cells: dict[str, list[Any]], widths: Mapping[str, int], kept: Sequence[str], room: int) -> None:
-        """Folds the cells of sentences, which share the room that the other columns leave; the narrow ones first."""
-        shared = [name for name in kept if name in self.sentences]
+    def _fold(
+        self, cells: dict[str, list[Any]], widths: Mapping[str, int], kept: Sequence[str], room: int
+    ) -> dict[str, Text]:
+        """Folds the cells of sentences, which share the room that the other columns leave; the narrow ones first.
+
+        Returns their headers, folded too.
+        """
+        headers: dict[str, Text] = {}
+        # Where the table is still too wide, names are folded as well, at their seams.
+        narrow = _SHORT if _sum(widths, kept) > room else _UNLIMITED
+        shared = [name for name in kept if name in self.sentences or widths[name] > narrow]
         texts = {name: [_text(each) for each in cells[name]] for name in shared}
         whole = {name: max(len(name), *(each.cell_len for each in texts[name]), 0) for name in shared}
         room -= _sum(widths, kept) - sum(widths[name] for name in shared)
@@ -138,7 +148,9 @@ class FittingTable(Table):
             share = min(room // (len(later) + 1), room - sum(least[each] for each in later))
             width = max(min(whole[name], share), least[name])
             cells[name] = [folding.cell(each, width) for each in texts[name]]
+            headers[name] = folding.cell(Text(name), width)
             room -= width
+        return headers
 
     def _width(self, console: Console, name: str, cells: Sequence[object]) -> int:
         free = console.options.update(width=_UNLIMITED)

@@ -151,3 +151,51 @@ def test_one_place_decides_about_colours() -> None:
     found = re.compile(r"NO_COLOR|FORCE_COLOR|CLICOLOR|color_system|force_terminal")
     places = {file.relative_to(package).as_posix() for file in package.rglob("*.py") if found.search(file.read_text())}
     assert places == {"console.py"}
+
+
+# Looked at as pictures at 60, 80 and 120 columns ---------------------------------------------------------------------
+
+
+def test_next_steps_stand_below_their_commands_where_there_is_no_room_beside_them(tmp_path: Path) -> None:
+    _, text = on_terminal(folder=tmp_path, columns=60)
+    lines = plain(text).partition("Next:")[2].splitlines()
+    assert max(map(len, lines)) <= 60
+    assert "      or one that shows what a fleet can do" in lines and "  skyinfra init my-tour --example tour" in lines
+    assert (
+        "  skyinfra --help                       every command" in plain(on_terminal(folder=tmp_path)[1]).splitlines()
+    )
+
+
+def test_an_option_whose_first_line_ends_in_a_colon_is_no_heading() -> None:
+    _, text = on_terminal("init", "--help", columns=60)
+    [line] = [line for line in text.splitlines() if "--example <" in plain(line) or "--example TEXT" in plain(line)]
+    assert plain(line).endswith(":") and "\x1b[1m" not in line
+    assert re.search(r"\x1b\[2m\[default:(?:\x1b\[0m)?\n", text), "dim, also over the end of a line"
+
+
+@pytest.mark.parametrize("arguments", [("plan", "--help"), ("recommend", "--help"), ("run", "--help")])
+def test_the_help_names_no_type_of_python(arguments: tuple[str, ...]) -> None:
+    _, text = on_terminal(*arguments)
+    assert re.findall(r"<(?:str|int|float|path|file|list\S*)>", plain(text)) == []
+
+
+def test_a_table_that_fits_no_terminal_is_folded_at_the_seams_of_names() -> None:
+    text = plain(on_terminal("offers", "H100", columns=60)[1])
+    assert "gpu_1x_h100_ " in text and " pcie " in text, "and not gpu_1x_h100_p, cie"
+    assert max(map(len, text.partition("Left out")[0].splitlines())) <= 60
+
+
+@pytest.mark.parametrize(("given", "meant"), [("version", "skyinfra --version"), ("-y", "skyinfra deploy --yes")])
+def test_wrong_usage_has_the_look_of_an_error_and_is_folded(given: str, meant: str, tmp_path: Path) -> None:
+    code, text = on_terminal(given, folder=tmp_path, columns=60)
+    assert code == 2 and "\x1b[1;31mError:" in text
+    assert meant in " ".join(plain(text).split()) and max(map(len, plain(text).splitlines())) <= 60
+    said = piped("-C", str(tmp_path), "deploy", "--nothing")
+    assert ESCAPE not in said and "Error: No such option: --nothing" in said and " deploy --help` for help" in said
+
+
+def test_lines_of_a_traceback_stay_as_they_are() -> None:
+    text = Text(
+        'Traceback (most recent call last):\n  File "/a/long/folder/of/a/project/train.py", line 19, in train\n'
+    )
+    assert [line.plain for line in folding.sentences(text, 40)][1].endswith("line 19, in train")

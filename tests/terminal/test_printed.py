@@ -275,7 +275,7 @@ def bars(text: str) -> None:
 @pytest.mark.parametrize("way", RAISED)
 def test_whatever_a_command_prints_is_clean(monkeypatch: pytest.MonkeyPatch, way: str, terminal: bool) -> None:
     """A command that is written tomorrow, too: the streams themselves are guarded."""
-    monkeypatch.setattr(commands, "app", lambda: (RAISED[way](), sys.exit(0)))
+    monkeypatch.setattr(commands, "app", lambda **_: (RAISED[way](), sys.exit(0)))
     text = shown(monkeypatch, terminal=terminal)[1]
     if "output" in way and not terminal:
         assert text == HOSTILE  # a program that reads it gets what was printed
@@ -289,7 +289,7 @@ def test_what_dask_warns_of_is_not_printed(monkeypatch: pytest.MonkeyPatch) -> N
         for module in ("distributed.client", "distributed.utils", "dask.config", "tornado.iostream", "my.module"):
             warnings.warn_explicit(f"of {module}", UserWarning, "file.py", 1, module=module)
 
-    monkeypatch.setattr(commands, "app", lambda: (app(), sys.exit(0)))
+    monkeypatch.setattr(commands, "app", lambda **_: (app(), sys.exit(0)))
     monkeypatch.setattr(warnings, "showwarning", lambda message, *_: print(message, file=sys.stderr))
     with warnings.catch_warnings():
         warnings.simplefilter("always")
@@ -304,22 +304,22 @@ def test_no_other_console_is_made() -> None:
 
 def test_long_lines_are_cut_where_a_person_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
     for way in (lambda: row(LONG), lambda: raising(sky.FleetError(LONG)), lambda: raising(ValueError(LONG))):
-        monkeypatch.setattr(commands, "app", lambda way=way: (way(), sys.exit(0)))
+        monkeypatch.setattr(commands, "app", lambda way=way, **_: (way(), sys.exit(0)))
         text = shown(monkeypatch, terminal=False)[1]
         assert 0 < len(text) < 3 * LONGEST and " more characters)" in text
     for way in (lambda: tables.print_json({"text": LONG}), lambda: write("stdout", LONG)):
-        monkeypatch.setattr(commands, "app", lambda way=way: (way(), sys.exit(0)))
+        monkeypatch.setattr(commands, "app", lambda way=way, **_: (way(), sys.exit(0)))
         assert LONG in shown(monkeypatch)[1]
 
 
 def test_json_says_it_without_controls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commands, "app", lambda: (tables.print_json({"text": HOSTILE}), sys.exit(0)))
+    monkeypatch.setattr(commands, "app", lambda **_: (tables.print_json({"text": HOSTILE}), sys.exit(0)))
     text = shown(monkeypatch)[1]
     assert OBEYED.search(text) is None and json.loads(text) == {"text": HOSTILE}
 
 
 def test_programs_keep_their_colours_and_leave_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    def app() -> None:
+    def app(**_: object) -> None:
         for part in ("\x1b[1;3", "1mred", "\x1b", "[0m 10%\r\x1b[K20%\r\n", "\x1b[32mgreen"):
             write("stdout", part)
         sys.stdout.write("ours\n")

@@ -8,12 +8,14 @@ import json
 import pytest
 from rich.color import Color, ColorSystem
 
+from skyinfra import mig
 from skyinfra.deploy.fleet_status import GpuStrip, strips
+from skyinfra.deploy.transitions import GpuChange
 from skyinfra.mig import Compute, palette
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import ManifestSlot
 from skyinfra.submission.fleet import RunningTask
-from skyinfra.terminal.drawing import lines, style
+from skyinfra.terminal.drawing import _change_text, lines, style
 
 MIXED = (("3g.40gb", 0, 4), ("2g.20gb", 4, 2), ("1g.10gb", 6, 1))
 CPX = tuple(("CPX", i, 1) for i in range(8))
@@ -157,3 +159,13 @@ def test_compute_instances_are_drawn_in_their_gpu_instance() -> None:
     assert [each.get("shared_by") for each in document["partitions"]] == [None, 2, 2]
     assert document["partitions"][2]["compute"] == {"start": 1, "size": 1}
     assert "compute" not in document["partitions"][0]
+
+
+def test_what_a_change_creates_is_folded_between_partitions() -> None:
+    h100 = mig.geometry("h100_80gb")
+    before, after = mig.place(["3g.40gb"] * 2, h100), mig.place(["1g.10gb"] * 7, h100)
+    change = GpuChange("mig-0", 0, h100.model, before, after, (("mig-0/0", ("train",)),))
+    shown = _change_text([change], 60).plain.splitlines()
+    assert max(map(len, shown)) <= 60
+    [first] = [number for number, line in enumerate(shown) if line.startswith("created")]
+    assert shown[first + 1].startswith(" " * 10 + "1g.10gb at ")
