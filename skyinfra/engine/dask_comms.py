@@ -7,6 +7,8 @@ Modules that only some processes need are imported where they are used: the proc
 
 from __future__ import annotations
 
+import select
+import socket
 import ssl
 import struct
 import traceback
@@ -184,6 +186,22 @@ class _Carried(_Answers):
     """A connection of the scheduler, which carries results and exceptions of tasks and does not read them."""
 
     carries = True
+
+    async def write(self, *arguments: Any, **keywords: Any) -> Any:
+        """Sends a message as Dask does, but none to a peer that has left: Tornado would close the connection for that,
+        and lose what the peer said before."""
+        if self.stream is not None and _has_left(self.stream.socket):
+            return 0
+        return await super().write(*arguments, **keywords)
+
+
+def _has_left(connection: socket.socket | None) -> bool:
+    """Returns whether the peer has closed its end, although not everything that it sent may be read."""
+    if connection is None or connection.fileno() < 0:
+        return False
+    looking = select.poll()
+    looking.register(connection, select.POLLRDHUP)
+    return bool(looking.poll(0))
 
 
 def read_data(frames: Sequence[memoryview], *, carries: bool = False) -> Any:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import importlib
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import TYPE_CHECKING, Any
 
+from distributed.core import Status
 from tornado.iostream import IOStream
 
 if TYPE_CHECKING:
     from distributed import Scheduler
+    from distributed.scheduler import WorkerState
 
 # Tasks that come within that long have the same priority, as those of Dask's own client.
 _FIFO_S = 0.1
@@ -82,6 +84,40 @@ def _preferring(worker: str | None) -> dict[str, object]:
     return {} if worker is None else {"workers": [worker], "allow_other_workers": True}
 
 
+# The task's client has been sent its outcome.
+_TOLD = "skyinfra-told"
+
+
+def note_told(scheduler: Scheduler, key: object) -> None:
+    """Notes that the client of the task *key* has been sent its outcome, which its worker still has."""
+    task = scheduler.tasks.get(key)
+    if task is not None:
+        task.metadata = {**(task.metadata or {}), _TOLD: True}
+
+
+def forget_told(scheduler: Scheduler, worker: str) -> None:
+    """Forgets the tasks whose outcomes *worker* alone has, which is gone, and which their clients have been sent: Dask
+    would run them again. A client whose connection has lost its outcome sends the task again."""
+    found = [
+        task
+        for task in scheduler.workers[worker].has_what
+        if len(task.who_has or ()) == 1 and (task.metadata or {}).get(_TOLD)
+    ]
+    for client in {each.client_key for task in found for each in task.who_wants or ()}:
+        keys = [task.key for task in found if task.key in scheduler.tasks]
+        wanted = [key for key in keys if scheduler.clients[client] in (scheduler.tasks[key].who_wants or ())]
+        scheduler.stimulus_cancel(wanted, client, force=True, reason="lost", msg="its outcome was sent before")
+
+
+# The Nanny of a worker says so that its process has ended.
+_ENDED = "nanny-close-"
+
+
+def is_end_of_process(stimulus: object) -> bool:
+    """Returns whether a worker is removed with *stimulus* as its process has ended."""
+    return str(stimulus).startswith(_ENDED)
+
+
 def release_task(scheduler: Scheduler, client: str, key: str) -> None:
     """Notes that *client*, which is none but by its name, does not want the task *key* any more."""
     if client in scheduler.clients:
@@ -100,6 +136,32 @@ def keep_no_spans(scheduler: Scheduler) -> None:
             pass
 
     scheduler.extensions["spans"] = NoSpans(scheduler)
+
+
+# Dask's own stealing takes none from a slot that it took to be idle when it looked last, by what it believed of the
+# time that its tasks take: of a function that it does not know, half a second. Behind one that takes hours, others wait
+# for hours. Here a slot is free where it has no task at all.
+
+
+def spread(scheduler: Scheduler, leased: Container[str], held: Container[str] = ()) -> None:
+    """Asks for tasks that have not started to be given to free slots that may take them; is called often.
+
+    *leased*: the slots of gangs, whose ranks may be on their way. *held*: addresses of workers that get no task.
+    """
+    free = {worker for worker in scheduler.running if not worker.processing and str(worker.name) not in leased}
+    for worker in scheduler.workers.values() if free else ():
+        if len(worker.processing) > worker.nthreads and (worker.status == Status.running or worker.address in held):
+            _take_from(scheduler, worker, free)
+
+
+def _take_from(scheduler: Scheduler, worker: WorkerState, free: set[WorkerState]) -> None:
+    for task in [task for task in worker.processing if task not in worker.executing]:
+        takers = scheduler.valid_workers(task)
+        found = next(iter(free if takers is None else free & takers), None)
+        if found is not None:
+            free.discard(found)
+            # The worker refuses where it has started meanwhile, which the head hears within a second.
+            scheduler.extensions["stealing"].move_task_request(task, worker, found)
 
 
 class Pages:

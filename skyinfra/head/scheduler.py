@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import logging
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from typing import Any
 
 from distributed import Scheduler
@@ -15,14 +15,14 @@ from tornado.ioloop import PeriodicCallback
 
 from skyinfra.engine import carried, dask_client, dask_comms, dask_scheduler, forwarding
 from skyinfra.engine.reverse_connections import PARK, can_connect
-from skyinfra.engine.waiting import Changes
+from skyinfra.engine.waiting import Changes, within
 from skyinfra.head import admission
 from skyinfra.head.carried import Adoption, Claims
 from skyinfra.head.execution import tasks_on_slots
 from skyinfra.head.leases import Leases
 from skyinfra.head.records import PERIOD_S, Records
 from skyinfra.head.secrets import HeadSecrets
-from skyinfra.head.spreading import spread
+from skyinfra.head.sick import Sick
 from skyinfra.head.tunnel import Forwards, Tunnel
 from skyinfra.idle.use import FleetUse
 from skyinfra.protocol import calls, fleet, rpc, services
@@ -31,14 +31,14 @@ from skyinfra.protocol.instance import SICK_KEY, STARTUP_KEY
 from skyinfra.protocol.rpc import Handlers
 from skyinfra.worker import execute
 
-logger = logging.getLogger("skyinfra.runner")
-
 # A node that left is taken to be replaced, or to come back, within that long: a purchase and a boot take minutes.
 _REPLACED_S = 900.0
 # A client that lives is back within that long after its connection was closed; the tasks of one that is not are ended.
 _CLIENT_BACK_S = 5.0
-# Characters of why a slot fails.
+# Characters of the name of who submits.
 _WORDS = 300
+# What a worker process that has ended said before is read within that long.
+_LAST_WORDS_S = 8.0
 # For a connection to a worker that has just registered.
 _REACH_S = 3.0
 
@@ -76,14 +76,12 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         self._boot_failures: dict[str, NodeFailure] = {}
         # Why a node leaves, and when it last said so.
         self._out_of_service: dict[str, tuple[str, float]] = {}
-        # Why slots take no tasks: as their workers say, and as the runner of a node says of those that do not start.
-        self._failing: dict[str, str] = {}
-        self._not_started: dict[str, dict[str, str]] = {}
-        self._unwatched: dict[str, str] = {}
-        # Gets a node and why it is sick, once each time that it becomes so.
-        self.on_sick: Callable[[str, str], object] = lambda node, why: None
+        self.sick = Sick(self, self._promised)
+        self.add_plugin(self.sick.suspects)
         # The slots whose tasks wait for other tasks of the fleet, and when they last said so.
         self._inside: dict[str, float] = {}
+        # Is set when all is read that the worker at an address has sent.
+        self._heard: dict[str, asyncio.Event] = {}
         # The addresses of workers that cannot be connected to.
         self._behind: set[str] = set()
         # How the layouts follow the work, where they do: `skyinfra.head.workload_layouts` writes it.
@@ -104,7 +102,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
             services.reach.by(self.reach),
             services.promise.by(self.promise),
             services.leave.by(self.leave),
-            services.report.by(self.note_problems),
+            services.report.by(self.sick.report),
             services.use.by(self.use.report),
             services.keep.by(self.use.keep),
             services.running.by(lambda: tasks_on_slots(self)),
@@ -116,7 +114,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         )
         self.handlers.update({**own, **self._leases.handlers, **Tunnel(self).handlers, **self._secrets.handlers})
         self.handlers.update(handlers or {})
-        self.periodic_callbacks["skyinfra-spread"] = PeriodicCallback(lambda: spread(self, self.leased), _SPREAD_MS)
+        self.periodic_callbacks["skyinfra-spread"] = PeriodicCallback(self._look, _SPREAD_MS)
         self.periodic_callbacks["skyinfra-count"] = PeriodicCallback(self.records.count, PERIOD_S * 1000)
         self.handlers[PARK] = self.keep_parked
         self.handlers[forwarding.OPERATION] = Forwards(self.use.note).join
@@ -166,44 +164,22 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         self._out_of_service[node] = why, time.monotonic()
         return True
 
-    def note_problems(self, node: str, not_started: dict[str, str], unwatched: str | None) -> None:
-        """Notes which slots of *node* are not there as their workers do not start, and why; and whether something is
-        missing there that starts its runner again."""
-        with self._noting_sick():
-            self._not_started[node] = dict(not_started)
-        self._unwatched.pop(node, None)
-        if unwatched is not None:
-            self._unwatched[node] = unwatched
-
     def _busy(self) -> bool:
         """Returns whether a task runs or waits, a job or a gang is there that has not ended, or a client sends one."""
         tasks = self.queued or self.unrunnable or any(worker.processing for worker in self.workers.values())
         return bool(tasks) or self._leases.any or self.has_jobs()
 
-    @contextlib.contextmanager
-    def _noting_sick(self) -> Iterator[None]:
-        """Tells who is to hear of it of each node that becomes sick in the body."""
-        before = self._sick()
-        yield
-        known = {slot.rpartition("/")[0] for slot in before}
-        for slot, why in sorted(self._sick().items()):
-            node = slot.rpartition("/")[0]
-            if node not in known:
-                known.add(node)
-                logger.warning("node %s is sick, its slots take no tasks: %s", node, why)
-                self.on_sick(node, why)
+    def handle_worker_status_change(self, status: str | Status, worker: Any, stimulus_id: str) -> None:
+        """Notes the state of a worker, which gets no task while its slot is sick."""
+        address = worker if isinstance(worker, str) else worker.address
+        if address in self.sick.held:
+            self.sick.held[address] = Status[status] if isinstance(status, str) else status
+        else:
+            super().handle_worker_status_change(status, worker, stimulus_id)
 
-    def _sick(self) -> dict[str, str]:
-        """Returns the slots that take no tasks for a reason of their node, and that reason."""
-        there = {str(worker.name) for worker in self.workers.values()}
-        # Not those that are not to be there any more: the node leaves, or has left, or has another layout.
-        absent = {
-            slot: why
-            for node, slots in self._not_started.items()
-            for slot, why in slots.items()
-            if slot not in there and slot in self._promised.get(node, slots)
-        }
-        return {**absent, **{slot: why for slot, why in self._failing.items() if slot in there}}
+    def _look(self) -> None:
+        self.sick.look()
+        dask_scheduler.spread(self, self.leased, self.sick.held)
 
     def wait_inside(self, slots: list[str]) -> list[str]:
         """Notes that the task on *slots* waits for other tasks, none of which runs; the slots of all such tasks."""
@@ -226,8 +202,8 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
             self.follow_state,
             self.declared_secrets,
         )
-        unwatched = {node: what for node, what in self._unwatched.items() if node not in self._out_of_service}
-        problems: dict[str, object] = {"sick": self._sick(), "unwatched": unwatched}
+        unwatched = {node: what for node, what in self.sick.unwatched.items() if node not in self._out_of_service}
+        problems: dict[str, object] = {"sick": self.sick.slots(), "unwatched": unwatched}
         problems |= {"ends": self.use.ends, "stops": self.use.announced}
         return {**super().identity(n_workers), STARTUP_KEY: state.to_json(), SICK_KEY: problems}
 
@@ -235,12 +211,24 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         """Serves a worker for as long as it is connected."""
         dask_client.send_soon(self.stream_comms[worker])
         self._leases.grant()
-        await super().handle_worker(comm, worker)
+        heard = self._heard[worker] = asyncio.Event()
+        try:
+            await super().handle_worker(comm, worker)
+        finally:
+            heard.set()
+            del self._heard[worker]
 
     async def remove_worker(self, address: str, *arguments: Any, **keywords: Any) -> Any:
-        """Forgets a worker, which may have died; the ranks on it are lost."""
+        """Forgets a worker, which may have died; the ranks on it are lost.
+
+        The news that its process has ended may overtake what that said before: that a task had ended.
+        """
+        if address in self._heard and dask_scheduler.is_end_of_process(keywords.get("stimulus_id")):
+            with contextlib.suppress(TimeoutError):
+                await within(self._heard[address].wait(), _LAST_WORDS_S)
         if address in self.workers:
-            self._failing.pop(str(self.workers[address].name), None)
+            dask_scheduler.forget_told(self, address)
+            self.sick.gone(address, expected=bool(keywords.get("expected")))
         removed = await super().remove_worker(address, *arguments, **keywords)
         self._leases.worker_gone(address)
         self._behind.discard(address)
@@ -279,23 +267,14 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
     def log_worker_event(self, worker: str, topic: str | Collection[str], msg: Any) -> None:
         """Sends an event of a worker to the clients that listen; drops an event of ours without a listener."""
         if topic == calls.SLOT_FAILS:
-            self._note_failing(worker, msg)
+            if worker in self.workers:
+                self.sick.note(str(self.workers[worker].name), msg)
             return
         ours = isinstance(topic, str) and topic.startswith(calls.TOPIC)
         if not ours or dask_scheduler.has_listeners(self, str(topic)):
             super().log_worker_event(worker, topic, msg)
-
-    def _note_failing(self, worker: str, why: Any) -> None:
-        """Notes why the slot of *worker* takes no tasks; None where it takes some again."""
-        found = self.workers.get(worker)
-        if found is None:
-            return
-        with self._noting_sick():
-            self._failing.pop(str(found.name), None)
-            if why is not None:
-                self._failing[str(found.name)] = " ".join(str(why).split())[:_WORDS]
-        if why is None:
-            logger.info("slot %s takes tasks again", found.name)
+            if ours and isinstance(msg, list | tuple) and len(msg) == 3 and msg[0] in ("outcome", calls.ENDED):
+                dask_scheduler.note_told(self, msg[1])
 
     def stimulus_cancel(self, keys: Collection[str], client: str, *arguments: Any, **keywords: Any) -> None:
         """Cancels tasks as Dask does, and ends those that run: a client that has just sent one, or has one in the queue

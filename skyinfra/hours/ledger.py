@@ -50,6 +50,8 @@ class Ledger:
         self._uses: dict[tuple[str, ...], SlotUse] = {}
         self._drain: Callable[[], Iterable[SlotUse]] = tuple
         self._saving: asyncio.Task[None] | None = None
+        # Gets a node that has a machine of which nothing was known.
+        self.on_machine: Callable[[str], object] = lambda node: None
         self.handlers = rpc.handlers(services.machine_runs.by(self.take), services.hours.by(self.hours))
 
     def load(self) -> None:
@@ -89,6 +91,8 @@ class Ledger:
         for run in runs[-MOST:]:
             if run.node == node and run.seconds >= 0:
                 machines.setdefault((run.node, run.machine), []).append(run)
+        if machines and not machines.keys() & self._runs.keys():
+            self.on_machine(node)
         self._runs |= machines
         while len(self._runs) > MOST:
             first = min((key for key in self._runs if key[0] != _OTHERS), key=lambda key: self._runs[key][-1].ended)

@@ -120,7 +120,7 @@ class Membership:
         if self._head_connection is not None:
             self._head_connection.report(not_started, unwatched)
         elif self._scheduler is not None:
-            self._scheduler.note_problems(node.name, not_started, unwatched)
+            self._scheduler.sick.report(node.name, not_started, unwatched)
 
     async def report_idle(
         self, node: Node, idle_s: float, keep_s: float, begun: bool, stops: str | None
@@ -222,8 +222,10 @@ class Membership:
             self._parts.push_async_callback(jobs.stop)
             self._scheduler.records.submitter_of_job = jobs.submitter_of
             ledger.start(self._scheduler.records.drain_uses)
+            ledger.on_machine = self._scheduler.sick.suspects.forget
             self._parts.push_async_callback(ledger.stop)
-            self._scheduler.on_sick = jobs.tell_sick
+            self._scheduler.sick.on_sick = jobs.tell_sick
+            self._scheduler.sick.is_gone = relay.is_gone
             self._scheduler.has_jobs = lambda: jobs.any
             self._scheduler.use.on_stops, self._scheduler.use.spent = jobs.tell_stops, ledger.spent
             client = Credentials.derive(node.secret, role="client", name=node.name).security()

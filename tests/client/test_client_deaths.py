@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import os
 import signal
@@ -17,6 +18,7 @@ from support import first_fast
 
 import skyinfra as sky
 from skyinfra.client import open_pool
+from skyinfra.engine import executor
 
 
 @sky.compute
@@ -161,3 +163,52 @@ def test_a_task_that_has_ended_does_not_start_again_where_the_next_one_ends_its_
         assert ends.result(timeout=60) == 1
         assert isinstance(dies.exception(timeout=60), sky.TaskAttemptsExceeded)
     assert starts.read_bytes() == b"."
+
+
+def test_the_end_of_a_process_is_not_heard_before_what_it_said(fleets, tmp_path, wait_until):
+    """The Nanny tells the head of it on a connection of its own, which may be the faster one."""
+    made = fleets(nodes=("n0",), slots=1)
+    starts, go_on = tmp_path / "starts", tmp_path / "go-on"
+
+    async def processing() -> dict[str, object]:
+        return await first._fleet.connection.client.processing()
+
+    async def unregister() -> None:
+        (worker,) = await processing()
+        told = first._fleet.connection.client.scheduler.unregister(address=worker, stimulus_id="nanny-close-1")
+        answer = asyncio.ensure_future(told)
+        await asyncio.sleep(0.5)
+        go_on.touch()
+        await answer
+
+    with open_pool(made.manifest) as first, open_pool(made.manifest) as second:
+        wait_until(lambda: first.slots())
+        ends = first.submit(end_late, str(starts), str(go_on))
+        wait_until(starts.exists)
+        dies = second.submit(end_process)
+        wait_until(lambda: sum(map(len, first._fleet.in_loop(processing()).values())) == 2)
+        first._fleet.in_loop(unregister())
+        assert ends.result(timeout=60) == 1
+        assert isinstance(dies.exception(timeout=60), sky.TaskAttemptsExceeded)
+    assert starts.read_bytes() == b"."
+
+
+def count_start(starts: str, size: int = 0) -> bytes:
+    with Path(starts).open("ab") as file:
+        file.write(b".")
+    return bytes(size)
+
+
+def test_a_task_whose_result_arrived_does_not_start_again_as_its_process_ends_later(
+    fleets, tmp_path, wait_until, monkeypatch
+):
+    """Its process ends before the client has told the head that the result may be forgotten."""
+    monkeypatch.setattr(executor, "_RELEASE_S", 3600.0)
+    made = fleets(nodes=("n0",), slots=1)
+    with open_pool(made.manifest) as first, open_pool(made.manifest) as second:
+        wait_until(lambda: first.slots())
+        assert first.submit(count_start, str(tmp_path / "starts")).result(timeout=60) == b""
+        # Three processes die, and what waits for one starts before this does.
+        assert isinstance(second.submit(end_process).exception(timeout=60), sky.TaskAttemptsExceeded)
+        assert second.submit(count_start, str(tmp_path / "others")).result(timeout=60) == b""
+    assert (tmp_path / "starts").read_bytes() == b"."
