@@ -85,23 +85,23 @@ def _preferring(worker: str | None) -> dict[str, object]:
 
 
 # The task's client has been sent its outcome.
-_TOLD = "skyinfra-told"
+_SENT = "skyinfra-sent"
 
 
-def note_told(scheduler: Scheduler, key: object) -> None:
+def note_sent(scheduler: Scheduler, key: object) -> None:
     """Notes that the client of the task *key* has been sent its outcome, which its worker still has."""
     task = scheduler.tasks.get(key)
     if task is not None:
-        task.metadata = {**(task.metadata or {}), _TOLD: True}
+        task.metadata = {**(task.metadata or {}), _SENT: True}
 
 
-def forget_told(scheduler: Scheduler, worker: str) -> None:
+def forget_sent(scheduler: Scheduler, worker: str) -> None:
     """Forgets the tasks whose outcomes *worker* alone has, which is gone, and which their clients have been sent: Dask
     would run them again. A client whose connection has lost its outcome sends the task again."""
     found = [
         task
         for task in scheduler.workers[worker].has_what
-        if len(task.who_has or ()) == 1 and (task.metadata or {}).get(_TOLD)
+        if len(task.who_has or ()) == 1 and (task.metadata or {}).get(_SENT)
     ]
     for client in {each.client_key for task in found for each in task.who_wants or ()}:
         keys = [task.key for task in found if task.key in scheduler.tasks]

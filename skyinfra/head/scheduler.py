@@ -178,7 +178,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
             super().handle_worker_status_change(status, worker, stimulus_id)
 
     def _look(self) -> None:
-        self.sick.look()
+        self.sick.enforce()
         dask_scheduler.spread(self, self.leased, self.sick.held)
 
     def wait_inside(self, slots: list[str]) -> list[str]:
@@ -227,7 +227,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
             with contextlib.suppress(TimeoutError):
                 await within(self._heard[address].wait(), _LAST_WORDS_S)
         if address in self.workers:
-            dask_scheduler.forget_told(self, address)
+            dask_scheduler.forget_sent(self, address)
             self.sick.gone(address, expected=bool(keywords.get("expected")))
         removed = await super().remove_worker(address, *arguments, **keywords)
         self._leases.worker_gone(address)
@@ -274,7 +274,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         if not ours or dask_scheduler.has_listeners(self, str(topic)):
             super().log_worker_event(worker, topic, msg)
             if ours and isinstance(msg, list | tuple) and len(msg) == 3 and msg[0] in ("outcome", calls.ENDED):
-                dask_scheduler.note_told(self, msg[1])
+                dask_scheduler.note_sent(self, msg[1])
 
     def stimulus_cancel(self, keys: Collection[str], client: str, *arguments: Any, **keywords: Any) -> None:
         """Cancels tasks as Dask does, and ends those that run: a client that has just sent one, or has one in the queue

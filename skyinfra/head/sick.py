@@ -109,8 +109,8 @@ class Sick:
         self.suspects = Suspects(self._slot_at)
         # The workers that get no task, by their addresses, and the state that they are in themselves.
         self.held: dict[str, Status] = {}
-        # Nodes with such slots, of which was told.
-        self._told: set[str] = set()
+        # Nodes with such slots that are known to have some.
+        self._known: set[str] = set()
         self.on_sick: Callable[[str, str], object] = lambda node, why: None
         self.is_gone: Callable[[str], bool] = lambda node: False
 
@@ -121,7 +121,7 @@ class Sick:
         self.unwatched.pop(node, None)
         if unwatched is not None:
             self.unwatched[node] = unwatched
-        self.look()
+        self.enforce()
 
     def note(self, slot: str, why: object) -> None:
         """Notes why *slot* fails tasks; None where it takes some again."""
@@ -130,7 +130,7 @@ class Sick:
             logger.info("slot %s takes tasks again", slot)
         else:
             self._failing[slot] = " ".join(str(why).split())[:_WORDS]
-        self.look()
+        self.enforce()
 
     def gone(self, address: str, *, expected: bool) -> None:
         """Notes that the worker at *address* is about to be removed; *expected*: as it was to be."""
@@ -140,7 +140,7 @@ class Sick:
         if self.held.pop(address, worker.status) == Status.running and not expected:
             self.suspects.died(str(worker.name), [str(task.key) for task in worker.processing])
 
-    def look(self) -> None:
+    def enforce(self) -> None:
         """Gives no task to the slots that are sick, and tells who is to hear of it of each node that has become so."""
         self._forget_gone()
         sick, change = self.slots(), Scheduler.handle_worker_status_change
@@ -153,10 +153,10 @@ class Sick:
         nodes: dict[str, str] = {}
         for slot, why in sorted(sick.items()):
             nodes.setdefault(_node(slot), why)
-        for node in sorted(nodes.keys() - self._told):
+        for node in sorted(nodes.keys() - self._known):
             logger.warning("node %s is sick, its slots take no tasks: %s", node, nodes[node])
             self.on_sick(node, nodes[node])
-        self._told = set(nodes)
+        self._known = set(nodes)
 
     def slots(self) -> dict[str, str]:
         """Returns the sick slots, and why they are."""
