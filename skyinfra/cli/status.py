@@ -27,6 +27,10 @@ from skyinfra.terraform.project import Project
 
 # Of the changes of layouts that follow the work.
 _SHOWN_CHANGES = 5
+_GONE = (
+    "Where its machine still runs, it costs as before: `skyinfra plan {stack}` asks the place. A deploy makes anew "
+    "what is gone there."
+)
 
 
 app = typer.Typer()
@@ -187,6 +191,9 @@ def _print_stack(status: dict[str, Any]) -> None:
                 tables.say((f"{node['name']} {node['stops']}.{keep}", "yellow"))
             if node["drain_reason"]:
                 tables.say(f"{node['name']} is {node['state']}: {node['drain_reason']}")
+            if node["silent_seconds"] is not None:
+                text = f"{node['name']} is gone: its head has not heard of it for {tables.span(node['silent_seconds'])}"
+                tables.say((text, "red"), f". {_GONE.format(stack=status['stack'])}")
     if run := status.get("last_run"):
         if status["existing"] is not None and all(pool["deployed"] for pool in status["pools"]):
             tables.say(f"{status['stack']} holds {status['existing']['text']}.")

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from skyinfra.submission.fleet import RunningTask
     from skyinfra.submission.snapshot import Snapshot
 
+# A node says its hours each minute; one that has not for that long is gone, or cut off.
+_SILENT_S = 150.0
+
 Tasks = dict[str, list["RunningTask"]]
 
 
@@ -189,7 +192,9 @@ def fleet_status(manifest: Manifest, version: str | None, declared: Mapping[str,
         "group_nodes": manifest.group_nodes,
         "spent": fleet_spent(manifest, declared, hours) if hours is not None and declared is not None else None,
         "follow": _follow_status(now),
-        "nodes": [_node_status(manifest, node, now, tasks) for node in (*manifest.nodes, *_of_group(manifest, now))],
+        "nodes": [
+            _node_status(manifest, node, now, tasks, hours) for node in (*manifest.nodes, *_of_group(manifest, now))
+        ],
     }
 
 
@@ -228,7 +233,16 @@ def _of_group(manifest: Manifest, now: Snapshot | None) -> list[ManifestNode]:
     return [ManifestNode(name, "", "") for name in sorted(found)]
 
 
-def _node_status(manifest: Manifest, node: ManifestNode, now: Snapshot | None, tasks: Tasks) -> dict[str, Any]:
+def _silent_s(node: str, hours: FleetHours | None) -> float | None:
+    """Returns for how many seconds the head has not heard of *node*; None where it has, or never did."""
+    heard = [run.ended for run in hours.runs if run.node == node] if hours is not None else []
+    silent = hours.at - max(heard) if hours is not None and heard else 0.0
+    return silent if silent > _SILENT_S else None
+
+
+def _node_status(
+    manifest: Manifest, node: ManifestNode, now: Snapshot | None, tasks: Tasks, hours: FleetHours | None
+) -> dict[str, Any]:
     live = {slot.slot: slot for slot in (now.slots if now else ()) if slot.node == node.name}
     draining = {slot.slot: slot for slot in (now.draining if now else ()) if slot.node == node.name}
     reported = now.state if now else None
@@ -252,13 +266,15 @@ def _node_status(manifest: Manifest, node: ManifestNode, now: Snapshot | None, t
         state = "sick"
     elif failed is not None and not live:
         state = "failed"
+    silent = _silent_s(node.name, hours) if state == "not reachable" else None
     return {
         "name": node.name,
         "id": node.id,
         "head": node.head,
         "address": node.address,
         "machine_type": node.machine_type,
-        "state": state,
+        "state": "gone" if silent is not None else state,
+        "silent_seconds": silent,
         "failed": asdict(failed) if failed is not None else None,
         "drain_reason": out_of_service,
         "leaving": out_of_service,  # its name in the version before

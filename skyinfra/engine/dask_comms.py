@@ -200,7 +200,7 @@ def _has_left(connection: socket.socket | None) -> bool:
     if connection is None or connection.fileno() < 0:
         return False
     looking = select.poll()
-    looking.register(connection, select.POLLRDHUP)
+    looking.register(connection, getattr(select, "POLLRDHUP", 0))  # Linux alone has it
     return bool(looking.poll(0))
 
 

@@ -83,9 +83,9 @@ class Relay:
             del self._answers[number]
         return rpc.opened(envelope, question)
 
-    def is_gone(self, node: str) -> bool:
-        """Returns whether *node* was connected, and has not been for long."""
-        return node in self._lines and not self._there(node)
+    def is_gone(self, node: str, seconds: float = _GONE_S) -> bool:
+        """Returns whether *node* was connected, and has not asked for questions for *seconds*."""
+        return node in self._lines and time.monotonic() - self._lines[node].seen > seconds
 
     def _there(self, node: str) -> bool:
         return node in self._lines and time.monotonic() - self._lines[node].seen <= _GONE_S

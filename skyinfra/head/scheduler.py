@@ -73,7 +73,8 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         self._changes = Changes()
         self._ending = False
         self._promised: dict[str, tuple[str, ...]] = {}
-        self._boot_failures: dict[str, NodeFailure] = {}
+        # And when they last said so.
+        self._boot_failures: dict[str, tuple[NodeFailure, float]] = {}
         # Why a node leaves, and when it last said so.
         self._out_of_service: dict[str, tuple[str, float]] = {}
         self.sick = Sick(self, self._promised)
@@ -153,7 +154,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
 
     def fail(self, node: str, failure: NodeFailure) -> None:
         """Notes that *node* could not be set up."""
-        self._boot_failures[node] = failure
+        self._boot_failures[node] = failure, time.monotonic()
 
     def leave(self, node: str, why: str, if_others: bool = False) -> bool:
         """Notes that *node* leaves, and *why*. *if_others*: only where another node has a slot in service and stays;
@@ -179,6 +180,9 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
 
     def _look(self) -> None:
         self.sick.enforce()
+        for node in [node for node in self._promised if self.sick.is_gone(node, _REPLACED_S)]:
+            # It died without a drain. What comes back says it again.
+            del self._promised[node]
         dask_scheduler.spread(self, self.leased, self.sick.held)
 
     def wait_inside(self, slots: list[str]) -> list[str]:
@@ -196,7 +200,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
             fleet.STATE_VERSION,
             dict(self._promised),
             self._draining(),
-            dict(self._boot_failures),
+            {node: failure for node, (failure, said) in self._boot_failures.items() if now - said < _REPLACED_S},
             out_of_service,
             self._nodes_behind(),
             self.follow_state,
@@ -314,6 +318,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         cancelled: nobody sends it again under its key, so it does not even begin.
         """
         if carried.KEY in self.workers[worker].extra:
+            self.sick.told(worker)
             self.worker_send(worker, {"op": calls.ABANDON_MESSAGE, "key": key, "cancelled": cancelled})
 
     def forget_topic(self, topic: str) -> None:

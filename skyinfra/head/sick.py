@@ -96,7 +96,7 @@ class Sick:
     """The sick slots of *scheduler*, which get no task.
 
     promised: the names of the slots that each node is to have. on_sick: gets a node and why it is sick, once each time
-    that it becomes so. is_gone: whether a node has not been heard of for long.
+    that it becomes so. is_gone: whether a node was heard of before, and has not been for long, or for so many seconds.
     """
 
     def __init__(self, scheduler: Scheduler, promised: Mapping[str, Collection[str]]) -> None:
@@ -112,7 +112,9 @@ class Sick:
         # Nodes with such slots that are known to have some.
         self._known: set[str] = set()
         self.on_sick: Callable[[str, str], object] = lambda node, why: None
-        self.is_gone: Callable[[str], bool] = lambda node: False
+        self.is_gone: Callable[..., bool] = lambda node, seconds=0.0: False
+        # The workers that were told to end a task, for which they may have to end their process.
+        self._told: set[str] = set()
 
     def report(self, node: str, not_started: dict[str, str], unwatched: str | None) -> None:
         """Notes which slots of *node* are not there as their workers do not start, and why; and whether something is
@@ -136,9 +138,15 @@ class Sick:
         """Notes that the worker at *address* is about to be removed; *expected*: as it was to be."""
         worker = self._scheduler.workers[address]
         self._failing.pop(str(worker.name), None)
+        expected = expected or address in self._told
+        self._told.discard(address)
         # Not one that is drained, stopped or replaced.
         if self.held.pop(address, worker.status) == Status.running and not expected:
             self.suspects.died(str(worker.name), [str(task.key) for task in worker.processing])
+
+    def told(self, address: str) -> None:
+        """Notes that the worker at *address* is told to end a task."""
+        self._told.add(address)
 
     def enforce(self) -> None:
         """Gives no task to the slots that are sick, and tells who is to hear of it of each node that has become so."""
@@ -168,7 +176,7 @@ class Sick:
             for slot, why in slots.items()
             if slot not in there and slot in self._promised.get(node, slots)
         }
-        found = {**self.suspects.found(), **self._failing}
+        found = {**_few(self.suspects.found(), there), **self._failing}
         return _with_nodes({**absent, **{slot: why for slot, why in found.items() if slot in there}}, there)
 
     def _slot_at(self, address: str) -> str | None:
@@ -182,6 +190,16 @@ class Sick:
             if self.is_gone(node):
                 self._not_started.pop(node, None)
                 self.unwatched.pop(node, None)
+
+
+def _few(suspected: dict[str, str], there: set[str]) -> dict[str, str]:
+    """Returns *suspected*, but none of more than half of the slots on more than half of the nodes.
+
+    It is the tasks then, such as ones that leave memory behind in the process, and not the machines.
+    """
+    nodes, found = ({_node(slot) for slot in slots} for slots in (there, suspected.keys() & there))
+    most = 2 * len(suspected.keys() & there) > len(there) and 2 * len(found) > len(nodes)
+    return {} if most else suspected
 
 
 def _with_nodes(sick: dict[str, str], there: set[str]) -> dict[str, str]:

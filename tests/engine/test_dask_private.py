@@ -46,6 +46,7 @@ def test_no_other_file_uses_what_is_private_to_dask() -> None:
                 "close",
                 "handle_stream",
                 "handle_worker",
+                "handle_worker_status_change",
                 "identity",
                 "listen",
                 "log_worker_event",

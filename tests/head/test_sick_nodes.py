@@ -29,7 +29,8 @@ from skyinfra.client import connect
 from skyinfra.deploy.fleet_status import fleet_status
 from skyinfra.head.scheduler import FleetScheduler
 from skyinfra.protocol.fleet import FleetLayout
-from skyinfra.protocol.instance import SICK_KEY
+from skyinfra.protocol.instance import SICK_KEY, STARTUP_KEY
+from skyinfra.protocol.manifest import Manifest
 from skyinfra.submission.connection import Snapshot
 from skyinfra.tasks import Task
 
@@ -209,18 +210,18 @@ def test_of_a_node_that_has_left_nothing_is_said_any_more() -> None:
         async with FleetScheduler(layout=FleetLayout(1), **where) as head:
             for node in ("n1", "n2"):
                 head.promise(node, [f"{node}/0", f"{node}/1"])
-                head.note_problems(node, {f"{node}/0": "its Python is broken"}, "the watchdog")
+                head.sick.report(node, {f"{node}/0": "its Python is broken"}, "the watchdog")
             # As the runner of a node does that drains: it reports again what it lacks, after it has said that it goes.
             head.promise("n1", ())
             head.leave("n1", "asked to")
-            head.note_problems("n1", {"n1/0": "its Python is broken"}, "the watchdog")
+            head.sick.report("n1", {"n1/0": "its Python is broken"}, "the watchdog")
             assert problems(head) == {"sick": {"n2/0": "its Python is broken"}, "unwatched": {"n2": "the watchdog"}}
             # A slot that is not to be there any more, after another layout.
             head.promise("n2", ["n2/1"])
             assert problems(head) == {"sick": {}, "unwatched": {"n2": "the watchdog"}}
             # It is back.
             head.promise("n1", ["n1/0"])
-            head.note_problems("n1", {"n1/0": "its Python is broken"}, None)
+            head.sick.report("n1", {"n1/0": "its Python is broken"}, None)
             assert problems(head) == {"sick": {"n1/0": "its Python is broken"}, "unwatched": {"n2": "the watchdog"}}
 
     asyncio.run(scenario())
@@ -231,10 +232,63 @@ def test_a_head_without_slots_of_its_own_says_that_nothing_watches_it() -> None:
         where = {"host": "127.0.0.1", "port": 0, "dashboard": False, "dashboard_address": "127.0.0.1:0"}
         async with FleetScheduler(layout=FleetLayout(1), **where) as head:
             head.promise("n0", ())
-            head.note_problems("n0", {}, "the watchdog")
+            head.sick.report("n0", {}, "the watchdog")
             assert problems(head) == {"sick": {}, "unwatched": {"n0": "the watchdog"}}
 
     asyncio.run(scenario())
+
+
+def test_what_a_node_said_that_died_is_forgotten() -> None:
+    """Nobody says of it that it leaves: a lookup that waited for its slots waited for ever."""
+    there = {"n1", "n2"}
+
+    async def scenario() -> None:
+        where = {"host": "127.0.0.1", "port": 0, "dashboard": False, "dashboard_address": "127.0.0.1:0"}
+        async with FleetScheduler(layout=FleetLayout(1), **where) as head:
+            head.sick.is_gone = lambda node, seconds=0.0: node not in there
+            for node in ("n1", "n2"):
+                head.promise(node, [f"{node}/0"])
+                head.sick.report(node, {f"{node}/0": "its Python is broken"}, "the watchdog")
+            there.remove("n2")
+            await wait_for_slots(head, ["n1"])
+            assert problems(head) == {"sick": {"n1/0": "its Python is broken"}, "unwatched": {"n1": "the watchdog"}}
+            # It was cut off for a while.
+            there.add("n2")
+            head.promise("n2", ["n2/0"])
+            await wait_for_slots(head, ["n1", "n2"])
+
+    async def wait_for_slots(head: FleetScheduler, nodes: list[str]) -> None:
+        async with asyncio.timeout(60):
+            while sorted(head.identity()[STARTUP_KEY]["slots"]) != nodes:
+                await asyncio.sleep(0.05)
+
+    asyncio.run(scenario())
+
+
+def test_a_node_of_the_manifest_that_died_is_said_to_be_gone_and_another_is_forgotten(
+    make_node: MakeNode, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skyinfra.deploy.fleet_status._SILENT_S", 0.5)
+    head = make_node("n1", cpu_slots=1)
+    head.boot()
+    other = make_node("n2", head=False, scheduler=head.directory.scheduler_file.read_text().strip(), cpu_slots=1)
+    other.boot()
+    with head.pool(other) as pool:
+        fleet = pool.manifest
+
+    def stands(found: Manifest) -> dict[str, Any]:
+        return {node["name"]: node["state"] for node in fleet_status(found, None)["nodes"]}
+
+    until(lambda: stands(fleet) == {"n1": "ready", "n2": "ready"}, "both are ready")
+    pid = other.status().pid
+    assert pid is not None
+    os.killpg(pid, signal.SIGKILL)
+    until(lambda: stands(fleet) == {"n1": "ready", "n2": "gone"}, "it is said to be gone")
+    _print_stack({"stack": "demo", "pools": [fleet_status(fleet, None)], "last_run": None})
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "n2 is gone: its head has not heard of it for" in printed and "`skyinfra plan demo`" in printed
+    # A size that became smaller.
+    assert stands(manifest_of(head)) == {"n1": "ready"}
 
 
 def problems(head: FleetScheduler) -> Any:

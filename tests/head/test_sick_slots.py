@@ -8,7 +8,7 @@ import pytest
 from local_fleets.client_fixtures import eventually
 
 from skyinfra.client import open_pool
-from skyinfra.head.sick import TIMES, WITHIN_S, Suspects, _with_nodes
+from skyinfra.head.sick import TIMES, WITHIN_S, Suspects, _few, _with_nodes
 from skyinfra.protocol.instance import instance_info
 from skyinfra.tasks import Task
 
@@ -79,6 +79,16 @@ def test_half_of_the_slots_take_their_node_out_of_service_but_not_the_last_one()
     assert set(_with_nodes({"a/0": "x", "a/1": "x"}, {f"a/{index}" for index in range(4)})) == {"a/0", "a/1"}
     both = {"a/0": "x", "a/1": "x", "b/0": "x", "b/1": "x"}
     assert len({slot[0] for slot in there - _with_nodes(both, there).keys()}) == 1
+
+
+def test_tasks_that_end_processes_on_most_slots_speak_against_none():
+    there = {f"{node}/{index}" for node in "ab" for index in range(4)}
+    one, half = {"a/0": "x"}, {f"a/{index}": "x" for index in range(4)}
+    assert _few(one, there) == one and _few(half, there) == half
+    assert _few({**half, "b/0": "x"}, there) == {}
+    # Most of the slots, of one bad node of two.
+    big = {f"c/{index}": "x" for index in range(9)}
+    assert _few(big, there | big.keys()) == big
 
 
 def end_there(slot: str) -> str:
