@@ -163,6 +163,7 @@ def compile_pool(pool: ComputePool, stack: str) -> Deployment:
         pool = pool.model_copy(update={"provider": provider})
     selection = pool.provider.select(_request(pool))
     budget = _budget(pool, selection)
+    _check_replaced(pool, selection)
     accelerator = selection.accelerator
     if accelerator is not None:
         check_concurrency(pool, accelerator.with_(count=1) if selection.hosts > 1 else accelerator)
@@ -204,6 +205,22 @@ def _budget(pool: ComputePool, selection: Selection) -> NodeBudget | None:
     return NodeBudget(pool.budget.usd, head or node, node, hourly) if stops else None
 
 
+def _check_replaced(pool: ComputePool, selection: Selection) -> None:
+    """Raises `InvalidField` where no node could be replaced as it is sick."""
+    if not pool.replace_sick:
+        return
+    why = None
+    if selection.hosts > 1:
+        why = "the hosts of a slice cannot be replaced one by one"
+    elif selection.separate_head:
+        why = "the nodes of a machine group are not known to Terraform one by one: the group would have to replace them"
+    elif pool.nodes == 1:
+        why = "the only node is the head, which is not replaced by itself: a deploy ends what runs there"
+    if why is not None:
+        hint = "Leave it out, and replace nodes by hand: `skyinfra deploy --replace ADDRESS`."
+        raise InvalidField(why, field="replace_sick", given=True, hint=hint)
+
+
 def _request(pool: ComputePool) -> Request:
     return Request(
         accelerators=pool.accelerators,
@@ -219,6 +236,7 @@ def _request(pool: ComputePool) -> Request:
         labels=pool.labels,
         rdma=pool.rdma,
         volumes=pool.volumes,
+        replace_sick=pool.replace_sick,
     )
 
 

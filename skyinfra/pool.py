@@ -236,7 +236,9 @@ class ComputePool(Declaration):
     mount them: ``{"/data": sky.Volume(...)}``. stop_after_idle: such as ``"30m"``: the nodes end themselves when
     nothing has used the fleet for that long; the next deploy makes them anew. max_lifetime: such as ``"12h"``: they end
     then, whatever runs. A pool that declares none of them, or ``"never"``, stays; a ``with`` block of machines that
-    cost something has limits of its own. budget: what the fleet may cost in all, ``sky.Budget(usd=200)``.
+    cost something has limits of its own. budget: what the fleet may cost in all, ``sky.Budget(usd=200)``. replace_sick:
+    a deploy replaces nodes of which half of the slots or more have been sick for ten minutes, but for the head, and two
+    an hour at most.
 
     Raises a `DeclarationError`, with the path of the field, for what cannot be.
     """
@@ -264,6 +266,7 @@ class ComputePool(Declaration):
     stop_after_idle: DurationOrNever | None = None
     max_lifetime: DurationOrNever | None = None
     budget: Budget | None = None
+    replace_sick: bool = False
     places: InstanceOf[Places] | None = None
 
     @model_validator(mode="before")

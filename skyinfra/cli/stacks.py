@@ -210,6 +210,8 @@ def deploy(
             raise typer.Exit(1)
         if done.empty and not as_json:
             typer.echo(f"{selected.name}: no changes, everything is as declared")
+            for note in done.notes:
+                tables.say(note, to_stderr=True)
         elif not as_json:
             show_fleets(selected)
         if wait and not done.empty:
@@ -343,7 +345,7 @@ def show_endings(stack: SynthesizedStack, plan: Plan, *, to_stderr: bool = False
 
     Returns whether there are any of these.
     """
-    for line in ended_nodes(stack, plan):
+    for line in (*ended_nodes(stack, plan), *plan.notes):
         tables.console(to_stderr=to_stderr).print(f"[yellow]{escape(line)}[/]", soft_wrap=True)
     found = endings(stack, plan)
     for ending in found:

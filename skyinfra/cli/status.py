@@ -17,6 +17,7 @@ from skyinfra.cli.options import Fleet, Json, Since, Spenders, StackName, Wide
 from skyinfra.cli.stacks import show_orphans
 from skyinfra.deploy.fleet_status import block_status, orphan_status, plain, stack_status
 from skyinfra.deploy.kept import gone_spent, stack_spent
+from skyinfra.deploy.missing_nodes import MOST_AN_HOUR
 from skyinfra.deploy.orphans import find_orphans
 from skyinfra.errors import InvalidField, ProjectError
 from skyinfra.terminal import tables
@@ -27,6 +28,7 @@ from skyinfra.terraform.project import Project
 
 # Of the changes of layouts that follow the work.
 _SHOWN_CHANGES = 5
+_REPLACED = f" A deploy replaces it when half of its slots stay so for ten minutes; {MOST_AN_HOUR} an hour at most."
 _GONE = (
     "Where its machine still runs, it costs as before: `skyinfra plan {stack}` asks the place. A deploy makes anew "
     "what is gone there."
@@ -182,7 +184,8 @@ def _print_stack(status: dict[str, Any]) -> None:
                 tables.say(text)
             if node["sick"]:
                 text = f"{node['name']} is sick, and takes no tasks on {node['sick']}"
-                tables.say((text, "red"), f". `skyinfra doctor {pool['fleet']}` says more.")
+                replaced = _REPLACED if pool["replace_sick"] and not node["head"] else ""
+                tables.say((text, "red"), f". `skyinfra doctor {pool['fleet']}` says more.{replaced}")
             if node["unwatched"]:
                 tables.say(f"{node['name']}: {node['unwatched']}")
             if node["stops"]:

@@ -29,6 +29,8 @@ _REASONS = {
     "delete_because_no_resource_config": "its pool is not declared any more",
     "delete_because_no_module": "its pool is not declared any more",
 }
+# With it begins the reason of a node that is replaced for what its pool declares, and goes on with what it has.
+SICK = "it is sick"
 _PATIENCE_S = 3.0
 
 # The names of the tasks on each slot, and how many jobs have not ended.
@@ -85,13 +87,17 @@ def endings(stack: SynthesizedStack, plan: Plan) -> tuple[Ending, ...]:
             fleets[match["pool"]],
             match,
             action,
-            restarted.get(address) or _REASONS.get(plan.reasons.get(address, ""), ""),
+            restarted.get(address) or _reason(plan.reasons.get(address, "")),
             asked[match["pool"]],
             loses_jobs=any(f"module.{match['module']}.{state}" in changed for state in _STATES),
         )
         for match, address, action in found
         if match["pool"] in fleets
     )
+
+
+def _reason(given: str) -> str:
+    return given if given.startswith(SICK) else _REASONS.get(given, "")
 
 
 def losing_pools(plan: Plan) -> set[str]:

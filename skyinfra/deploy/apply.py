@@ -8,9 +8,10 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
+from skyinfra.deploy.affected_nodes import SICK
 from skyinfra.deploy.disks import refuse_removed, refuse_smaller, refuse_volumes
 from skyinfra.deploy.last_run import recorded
-from skyinfra.deploy.missing_nodes import lost_nodes
+from skyinfra.deploy.missing_nodes import SickNodes, lost_nodes, sick_nodes
 from skyinfra.deploy.next_steps import next_steps
 from skyinfra.deploy.places import accounts, kept_in_place, refuse_gone, refuse_moved
 from skyinfra.deploy.reporting import Line, Reporter
@@ -59,7 +60,8 @@ def planned(
                 refuse_moved(stack, resources)
             inside.enter_context(kept_in_place(stack, resources, destroy=destroy, gone=gone))
             terraform = stack.prepared(anew=True)
-            again = [*_wherever(replace), *([] if destroy or target else lost_nodes(stack))]
+            sick = SickNodes({}, ()) if destroy or target else sick_nodes(stack, resources)
+            again = [*_wherever(replace), *sick.replaced, *([] if destroy or target else lost_nodes(stack))]
             plan = inside.enter_context(_plan(terraform, destroy=destroy, replace=again, target=target))
         except CloudRefused as error:
             where = accounts(resources) if isinstance(error, WrongAccount) else ""
@@ -72,7 +74,9 @@ def planned(
         refuse_smaller(stack, plan)
         if not destroy:
             refuse_removed(stack, resources, plan)
-        yield terraform, dataclasses.replace(plan, changes=tuple(map(_meant, plan.changes)))
+        reasons = {**plan.reasons, **{address: f"{SICK}: {why}" for address, why in sick.replaced.items()}}
+        changes = tuple(map(_meant, plan.changes))
+        yield terraform, dataclasses.replace(plan, changes=changes, reasons=reasons, notes=sick.kept)
 
 
 def _wherever(addresses: Sequence[str]) -> Iterator[str]:

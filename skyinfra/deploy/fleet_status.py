@@ -190,6 +190,7 @@ def fleet_status(manifest: Manifest, version: str | None, declared: Mapping[str,
         "runner": runner.version if runner is not None else None,
         "upgrade": version if runner is not None and runner.problem is None and runner.version != version else None,
         "group_nodes": manifest.group_nodes,
+        "replace_sick": bool(declared and declared.get("replace_sick")),
         "spent": fleet_spent(manifest, declared, hours) if hours is not None and declared is not None else None,
         "follow": _follow_status(now),
         "nodes": [

@@ -1,6 +1,7 @@
 """Nodes that are gone without Terraform's knowledge: a cloud restarts its machines, here a deploy does.
 
-Those that have ended themselves are gone in the same way, and a deploy makes them anew.
+Those that have ended themselves are gone in the same way, and a deploy makes them anew; so it does with sick ones of
+pools that say so.
 """
 
 from __future__ import annotations
@@ -9,20 +10,31 @@ import fcntl
 import os
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from skyinfra.errors import InvalidManifest, counted
+from skyinfra.errors import InvalidManifest, SkyinfraError, counted
 from skyinfra.node.folder import NodeDirectory
 from skyinfra.offers import usd
 from skyinfra.protocol import _schema
 from skyinfra.protocol._schema import EngineHost, Name
 from skyinfra.protocol.manifest import Manifest
+from skyinfra.protocol.readings import FleetHours
 from skyinfra.providers import machines_of
 from skyinfra.terraform.program import Plan
+from skyinfra.terraform.state import Resource
 from skyinfra.terraform.synthesized import SynthesizedStack
+
+# Of one pool, within an hour: what makes more nodes sick is hardly their machines.
+MOST_AN_HOUR = 2
+_HOUR_S = 3600.0
+# What passes by itself, such as a full disk, mostly does so sooner.
+_SICK_FOR_S = 600.0
+_PATIENCE_S = 3.0
+# The resource that starts a node of this machine.
+_STARTED = ("terraform_data", "node")
 
 
 def lost_nodes(stack: SynthesizedStack) -> list[str]:
@@ -37,6 +49,89 @@ def lost_nodes(stack: SynthesizedStack) -> list[str]:
         elif manifest.provider == "container":
             lost += _containers(stack, name, manifest)
     return lost
+
+
+@dataclass(frozen=True)
+class SickNodes:
+    """replaced: why nodes are sick that a deploy makes anew, by the addresses of their resources. kept: a sentence for
+    each that stays."""
+
+    replaced: dict[str, str]
+    kept: tuple[str, ...]
+
+
+def sick_nodes(stack: SynthesizedStack, resources: Sequence[Resource]) -> SickNodes:
+    """Asks the heads of the pools with ``replace_sick`` for nodes of which half of the slots or more are sick.
+
+    The head is not made anew by itself. No more than `MOST_AN_HOUR` nodes of a pool are within an hour: its ledger of
+    machines, which outlives the head, says how many have come in the place of others, and those that are not there may
+    be on their way.
+    """
+    replaced: dict[str, str] = {}
+    kept: list[str] = []
+    pools = {pool["name"] for pool in stack.pools if pool.get("replace_sick")}
+    for pool, manifest in stack.fleets().items() if pools else ():
+        if pool not in pools:
+            continue
+        try:
+            sick, left = _sick(manifest)
+        except SkyinfraError as error:
+            kept.append(
+                f"{pool}: its head does not say which nodes are sick, so none is replaced for that: {error.message}"
+            )
+            continue
+        heads = {node.name for node in manifest.nodes if node.head}
+        machines = _machines(stack.module_of(pool), resources)
+        for node, why in sick.items():
+            if node in heads:
+                hint = "It is the head, which no deploy makes anew by itself: `skyinfra deploy --replace ADDRESS` does."
+                kept.append(f"{node} is sick: {why}. {hint}")
+            elif left < 1:
+                kept.append(
+                    f"{node} is sick: {why}. It stays for now: {MOST_AN_HOUR} nodes of {pool} are replaced an hour."
+                )
+            elif node in machines:
+                replaced[machines[node]] = why
+                left -= 1
+    return SickNodes(replaced, tuple(kept))
+
+
+def _machines(module: str, resources: Sequence[Resource]) -> dict[str, str]:
+    """Returns the addresses of the machines of *module*, by the names of their nodes: processes and containers
+    where nothing is bought."""
+    there = [each for each in resources if each.call == module and each.key is not None]
+    bought = [each for each in there if machines_of(each.type, each.attributes) is not None]
+    started = [each for each in there if (each.type, each.name) == _STARTED]
+    return {str(each.key): each.address for each in bought or started}
+
+
+def _sick(manifest: Manifest) -> tuple[dict[str, str], int]:
+    """Returns why nodes of the fleet have been sick for long, by their names, and how many may be replaced now."""
+    from skyinfra.client import open_questions
+
+    with open_questions(manifest, timeout=_PATIENCE_S) as pool:
+        now, hours = pool.look(), pool.hours(uses=False)
+    if (state := now.state) is None or hours is None:
+        raise InvalidManifest("it is of an earlier version")
+    sick = state.sick_nodes()
+    slots = {node.name: state.slots.get(node.name) or manifest.slots_of(node) for node in manifest.nodes}
+    found = {
+        node: why
+        for node, why in sick.items()
+        if state.sick_for.get(node, 0.0) >= _SICK_FOR_S
+        and 2 * sum(slot.rpartition("/")[0] == node for slot in state.sick) >= len(slots.get(node, ()))
+    }
+    absent = slots.keys() - sick.keys() - {slot.node for slot in (*now.slots, *now.draining)}
+    return found, MOST_AN_HOUR - len(_replaced(hours) | absent)
+
+
+def _replaced(hours: FleetHours) -> set[str]:
+    """Returns the nodes that got another machine within the last hour."""
+    began: dict[str, dict[str, float]] = {}
+    for run in hours.runs:
+        known = began.setdefault(run.node, {})
+        known[run.machine] = min(run.began, known.get(run.machine, run.began))
+    return {node for node, known in began.items() if len(known) > 1 and max(known.values()) > hours.at - _HOUR_S}
 
 
 def ended_nodes(stack: SynthesizedStack, plan: Plan) -> list[str]:

@@ -109,8 +109,8 @@ class Sick:
         self.suspects = Suspects(self._slot_at)
         # The workers that get no task, by their addresses, and the state that they are in themselves.
         self.held: dict[str, Status] = {}
-        # Nodes with such slots that are known to have some.
-        self._known: set[str] = set()
+        # The nodes that are known to have such slots, and since when.
+        self._known: dict[str, float] = {}
         self.on_sick: Callable[[str, str], object] = lambda node, why: None
         self.is_gone: Callable[..., bool] = lambda node, seconds=0.0: False
         # The workers that were told to end a task, for which they may have to end their process.
@@ -161,10 +161,16 @@ class Sick:
         nodes: dict[str, str] = {}
         for slot, why in sorted(sick.items()):
             nodes.setdefault(_node(slot), why)
-        for node in sorted(nodes.keys() - self._known):
+        for node in sorted(nodes.keys() - self._known.keys()):
             logger.warning("node %s is sick, its slots take no tasks: %s", node, nodes[node])
             self.on_sick(node, nodes[node])
-        self._known = set(nodes)
+        now = time.monotonic()
+        self._known = {node: self._known.get(node, now) for node in nodes}
+
+    def seconds(self) -> dict[str, float]:
+        """Returns for how many seconds nodes have had sick slots, by their names."""
+        now = time.monotonic()
+        return {node: now - since for node, since in self._known.items()}
 
     def slots(self) -> dict[str, str]:
         """Returns the sick slots, and why they are."""

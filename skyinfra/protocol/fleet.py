@@ -114,7 +114,8 @@ class FleetState(_schema.Document, error=InvalidManifest, source="head", version
     declares, by the variables of tasks that hold them. ``sick``: the slots that take no tasks as they fail them for a
     reason of their node, or do not start, and that reason. ``unwatched``: the nodes where something is missing that
     starts the runner again, and what. ``ends``: whether nodes end themselves at some time; ``stops``: those that do so
-    soon, and when. These four come beside the others, under `instance.SICK_KEY`.
+    soon, and when. ``sick_for``: for how many seconds nodes with sick slots have had some. These come beside the
+    others, under `instance.SICK_KEY`.
     """
 
     version: int
@@ -129,6 +130,7 @@ class FleetState(_schema.Document, error=InvalidManifest, source="head", version
     unwatched: dict[str, str] = field(default_factory=dict, metadata={"later": True})
     ends: bool = field(default=False, metadata={"later": True})
     stops: dict[str, str] = field(default_factory=dict, metadata={"later": True})
+    sick_for: dict[str, float] = field(default_factory=dict, metadata={"later": True})
 
     def sick_nodes(self) -> dict[str, str]:
         """Returns why slots of a node are sick, by the node: the reason of the first one, and how many there are."""

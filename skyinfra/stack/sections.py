@@ -159,6 +159,7 @@ def describe(deployment: Deployment) -> dict[str, Any]:
         "simulated": selection.simulated,
         "drain_seconds": pool.worker.drain_seconds,
         **({"layouts_follow": True} if pool.layout is not None else {}),
+        **({"replace_sick": True} if pool.replace_sick else {}),
         **({"budget": pool.budget.model_dump()} if pool.budget is not None else {}),
         **({"module": deployment.module} if deployment.module else {}),
         **({"place": deployment.place, "places": _places(deployment)} if deployment.places else {}),

@@ -246,7 +246,8 @@ class Asker:
         if self._any_version and document is not None and document.get("version") != STATE_VERSION:
             document = None
         state = FleetState.read(document) if document is not None else None
-        problems = {"sick": {}, "unwatched": {}, "stops": {}, "ends": False, **(identity.get(SICK_KEY) or {})}
+        told = identity.get(SICK_KEY) or {}
+        problems = {"sick": {}, "unwatched": {}, "stops": {}, "ends": False, "sick_for": {}, **told}
         return Snapshot(
             slots=self._slots(described, "running"),
             # The runner pauses the workers of the slots that go.
@@ -258,6 +259,7 @@ class Asker:
                 unwatched=dict(problems["unwatched"]),
                 ends=bool(problems["ends"]),
                 stops=dict(problems["stops"]),
+                sick_for=dict(problems["sick_for"]),
             ),
         )
 

@@ -50,7 +50,7 @@ class Plan:
 
     run: where a person sees it in HCP Terraform, if it was made there. reasons: of changes, by their addresses, where
     Terraform gives one, such as ``cannot_update``. moves: addresses that resources get in the state, and nothing else.
-    gone: addresses of resources that the state has, and the cloud has not found.
+    gone: addresses of resources that the state has, and the cloud has not found. notes: sentences for who reads it.
     """
 
     file: Path
@@ -60,6 +60,7 @@ class Plan:
     reasons: Mapping[str, str] = field(default_factory=dict)
     moves: tuple[str, ...] = ()
     gone: frozenset[str] = frozenset()
+    notes: tuple[str, ...] = ()
 
     @property
     def empty(self) -> bool:

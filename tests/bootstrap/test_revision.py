@@ -73,6 +73,7 @@ POOL: Table = {
     "rdma": [(True, {}, False)],
     "stop_after_idle": [("30m", {}, False)],
     "max_lifetime": [("12h", {}, False)],
+    "replace_sick": [(True, {"nodes": 2}, False)],
     "labels": [({"team": "ml"}, {}, False)],
     "stack": [("t", {}, False)],
     "volumes": [({"/data": sky.Volume(name="v", provider=sky.AWS(zones=["us-east-1a"]), size_gb=9)}, {}, True)],

@@ -38,6 +38,15 @@ def draw_bar(path: str) -> None:
         time.sleep(0.01)
 
 
+def say_sick(why: str) -> None:
+    """Makes the head take the slot of this task for sick."""
+    from distributed import get_worker
+
+    from skyinfra.protocol.calls import SLOT_FAILS
+
+    get_worker().log_event(SLOT_FAILS, why)
+
+
 def run_out() -> None:
     """Raises what PyTorch raises where a device has no more memory."""
     raise RuntimeError("CUDA out of memory. Tried to allocate 50.00 GiB.")
