@@ -319,7 +319,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         cancelled: nobody sends it again under its key, so it does not even begin.
         """
         if carried.KEY in self.workers[worker].extra:
-            self.sick.told(worker)
+            self.sick.ends_task(worker)
             self.worker_send(worker, {"op": calls.ABANDON_MESSAGE, "key": key, "cancelled": cancelled})
 
     def forget_topic(self, topic: str) -> None:

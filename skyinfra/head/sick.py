@@ -114,7 +114,7 @@ class Sick:
         self.on_sick: Callable[[str, str], object] = lambda node, why: None
         self.is_gone: Callable[..., bool] = lambda node, seconds=0.0: False
         # The workers that were told to end a task, for which they may have to end their process.
-        self._told: set[str] = set()
+        self._end_tasks: set[str] = set()
 
     def report(self, node: str, not_started: dict[str, str], unwatched: str | None) -> None:
         """Notes which slots of *node* are not there as their workers do not start, and why; and whether something is
@@ -138,15 +138,15 @@ class Sick:
         """Notes that the worker at *address* is about to be removed; *expected*: as it was to be."""
         worker = self._scheduler.workers[address]
         self._failing.pop(str(worker.name), None)
-        expected = expected or address in self._told
-        self._told.discard(address)
+        expected = expected or address in self._end_tasks
+        self._end_tasks.discard(address)
         # Not one that is drained, stopped or replaced.
         if self.held.pop(address, worker.status) == Status.running and not expected:
             self.suspects.died(str(worker.name), [str(task.key) for task in worker.processing])
 
-    def told(self, address: str) -> None:
+    def ends_task(self, address: str) -> None:
         """Notes that the worker at *address* is told to end a task."""
-        self._told.add(address)
+        self._end_tasks.add(address)
 
     def enforce(self) -> None:
         """Gives no task to the slots that are sick, and tells who is to hear of it of each node that has become so."""

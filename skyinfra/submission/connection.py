@@ -246,8 +246,8 @@ class Asker:
         if self._any_version and document is not None and document.get("version") != STATE_VERSION:
             document = None
         state = FleetState.read(document) if document is not None else None
-        told = identity.get(SICK_KEY) or {}
-        problems = {"sick": {}, "unwatched": {}, "stops": {}, "ends": False, "sick_for": {}, **told}
+        beside = identity.get(SICK_KEY) or {}
+        problems = {"sick": {}, "unwatched": {}, "stops": {}, "ends": False, "sick_for": {}, **beside}
         return Snapshot(
             slots=self._slots(described, "running"),
             # The runner pauses the workers of the slots that go.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import types
 
 import pytest
+from distributed.core import Status
 from local_fleets.client_fixtures import eventually
 
 from skyinfra.client import open_pool
-from skyinfra.head.sick import TIMES, WITHIN_S, Suspects, _few, _with_nodes
+from skyinfra.head.sick import TIMES, WITHIN_S, Sick, Suspects, _few, _with_nodes
 from skyinfra.protocol.instance import instance_info
 from skyinfra.tasks import Task
 
@@ -79,6 +81,21 @@ def test_half_of_the_slots_take_their_node_out_of_service_but_not_the_last_one()
     assert set(_with_nodes({"a/0": "x", "a/1": "x"}, {f"a/{index}" for index in range(4)})) == {"a/0", "a/1"}
     both = {"a/0": "x", "a/1": "x", "b/0": "x", "b/1": "x"}
     assert len({slot[0] for slot in there - _with_nodes(both, there).keys()}) == 1
+
+
+@pytest.mark.parametrize("ends_task", [False, True])
+def test_a_process_that_ends_for_a_cancelled_task_speaks_against_no_slot(ends_task: bool):
+    """The task itself is forgotten by then; another one waits behind it."""
+    there = {"tcp://b": types.SimpleNamespace(name="b/0")}
+    sick = Sick(types.SimpleNamespace(workers=there), {})  # type: ignore[arg-type]
+    for number in range(TIMES):
+        waits = types.SimpleNamespace(key=f"t{number}")
+        there["tcp://a"] = types.SimpleNamespace(name="a/0", status=Status.running, processing=[waits])
+        if ends_task:
+            sick.ends_task("tcp://a")
+        sick.gone("tcp://a", expected=False)
+        sick.suspects.transition(waits.key, "processing", "memory", worker="tcp://b")
+    assert set(sick.suspects.found()) == (set() if ends_task else {"a/0"})
 
 
 def test_tasks_that_end_processes_on_most_slots_speak_against_none():
