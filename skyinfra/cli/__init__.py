@@ -41,7 +41,7 @@ def main() -> None:
         except Exception as error:  # noqa: BLE001 - the boundary to a person
             if hasattr(error, "format_message"):  # of typer, or of the click that older ones use
                 _misused(error)
-                sys.exit(error.exit_code)
+                sys.exit(getattr(error, "exit_code", 2))
             _explain(error)
             sys.stderr.write("This is a defect of skyinfra. SKYINFRA_DEBUG=1 shows where it happened.\n")
             sys.exit(1)
