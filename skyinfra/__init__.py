@@ -23,7 +23,7 @@ _NAMES = {
     "skyinfra.client": "AsyncJob AsyncPool Future GangWarning Job Pool connect connect_async current_pool wait",
     "skyinfra.deploy.kept": "KeptJob kept_jobs",
     "skyinfra.packing": "pack",
-    "skyinfra.pool": "Budget ComputePool Image Worker",
+    "skyinfra.pool": "Budget ComputePool Image Range Worker",
     "skyinfra.protocol.gang": "Gang gang",
     "skyinfra.protocol.instance": "InstanceInfo current_accelerator instance_info",
     "skyinfra.protocol.interruption": "Interruption",

@@ -112,6 +112,7 @@ from skyinfra.packing import pack as pack
 from skyinfra.pool import Budget as Budget
 from skyinfra.pool import ComputePool as ComputePool
 from skyinfra.pool import Image as Image
+from skyinfra.pool import Range as Range
 from skyinfra.pool import Worker as Worker
 from skyinfra.program.views import files as files
 from skyinfra.program.views import synced as synced

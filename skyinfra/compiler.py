@@ -29,10 +29,13 @@ from skyinfra.protocol.nodeconfig import (
     Vendor,
 )
 from skyinfra.protocol.packages import PackageSource
-from skyinfra.providers import Request, Selection
+from skyinfra.providers import Request, Selection, elastic_providers
 from skyinfra.providers.cloud import CloudProvider
 from skyinfra.providers.data import Idle
 from skyinfra.providers.volumes import beside
+
+# A node of a pool whose size follows the work ends after so many seconds without a task, where nothing is declared.
+_IDLE_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ class Deployment:
     def usd_per_hour(self) -> float | None:
         """The price of all nodes and a separate head; None where it is not known."""
         each, head = self.selection.hourly_cost, self.selection.head_price
-        return None if each is None else self.pool.nodes * each + (head.usd_per_hour if head else 0.0)
+        return None if each is None else self.pool.most_nodes * each + (head.usd_per_hour if head else 0.0)
 
     @property
     def fleet(self) -> str:
@@ -159,8 +162,9 @@ def compile_pool(pool: ComputePool, stack: str) -> Deployment:
     _check_placeholders(pool)
     if (provider := pool.provider.of(pool.accelerators)) is not pool.provider:
         pool = pool.model_copy(update={"provider": provider})
-    if (provider := beside(pool.provider, pool.volumes, pool.nodes)) is not pool.provider:
+    if (provider := beside(pool.provider, pool.volumes, pool.most_nodes)) is not pool.provider:
         pool = pool.model_copy(update={"provider": provider})
+    idle_s = _node_idle_seconds(pool)
     selection = pool.provider.select(_request(pool))
     budget = _budget(pool, selection)
     _check_replaced(pool, selection)
@@ -173,8 +177,8 @@ def compile_pool(pool: ComputePool, stack: str) -> Deployment:
         pool=pool,
         selection=selection,
         slots=tuple(_slots(head)),
-        head=_without_slots(head) if selection.separate_head else head,
-        worker=replace(head, head=False, scheduler=HEAD_PLACEHOLDER),
+        head=_without_slots(head, pool) if selection.separate_head else head,
+        worker=replace(head, head=False, scheduler=HEAD_PLACEHOLDER, node_idle_seconds=idle_s),
     )
 
 
@@ -196,7 +200,7 @@ def _budget(pool: ComputePool, selection: Selection) -> NodeBudget | None:
         raise InvalidField("the price of its machines is not known", field="budget", hint=hint)
     node = max(price.usd_per_hour for price in prices if price is not None)
     head = selection.head_price.usd_per_hour if selection.head_price else 0.0
-    hourly = pool.nodes * node + head
+    hourly = pool.most_nodes * node + head
     if pool.budget.usd < hourly:
         hint = "Raise it, or declare fewer nodes."
         raise InvalidField(
@@ -224,7 +228,8 @@ def _check_replaced(pool: ComputePool, selection: Selection) -> None:
 def _request(pool: ComputePool) -> Request:
     return Request(
         accelerators=pool.accelerators,
-        nodes=pool.nodes,
+        nodes=pool.most_nodes,
+        elastic=pool.range is not None,
         spot=pool.spot,
         vcpus=pool.vcpus,
         memory_gb=pool.memory_gb,
@@ -328,9 +333,46 @@ def _variables(pool: ComputePool, selection: Selection) -> dict[str, str]:
     return dict(sorted({**needed, **pool.variables}.items()))
 
 
-def _without_slots(head: NodeConfig) -> NodeConfig:
+def _without_slots(head: NodeConfig, pool: ComputePool) -> NodeConfig:
     """Returns the configuration of a *head* on which no task runs, so that it needs nothing of the image."""
-    return replace(head, scheduler_only=True, env={}, pip=(), run=(), slice_hosts=0)
+    least, most = (pool.range.min, pool.range.max) if pool.range is not None else (0, 0)
+    return replace(head, scheduler_only=True, env={}, pip=(), run=(), slice_hosts=0, min_nodes=least, max_nodes=most)
+
+
+def _node_idle_seconds(pool: ComputePool) -> float:
+    """Returns after how long without a task a node of *pool* ends, 0 where the number of nodes is fixed.
+
+    Raises `NotSupported` where the number of nodes cannot change without an apply, `InvalidField` for a time that is
+    shorter than a boot.
+    """
+    if pool.range is None:
+        return 0.0
+    data = pool.provider.data
+    if data.elastic is None:
+        able = [f"sky.{type.__name__}" for type in elastic_providers()]
+        raise NotSupported(
+            f"the number of nodes of {data.about.called} changes with an apply alone",
+            field="nodes",
+            given=f"Range({pool.range.min}, {pool.range.max})",
+            hint=f"Declare a number of nodes here. Places whose nodes follow the work: {', '.join(able)}.",
+        )
+    given = _IDLE_S if pool.idle_seconds is None else pool.idle_seconds
+    whole = pool.stop_after_idle
+    if pool.idle_seconds is not None and whole not in (None, NEVER) and seconds_of(whole) <= given:
+        raise InvalidField(
+            f'the whole fleet ends before a node of it does: stop_after_idle="{whole}"',
+            field="idle_seconds",
+            given=given,
+            hint="Declare less than stop_after_idle, which ends the head as well.",
+        )
+    if given < seconds_of(data.elastic.at_least):
+        raise InvalidField(
+            f"is shorter than a node of {data.about.called} takes to boot",
+            field="idle_seconds",
+            given=given,
+            hint=f"At least {seconds_of(data.elastic.at_least):g}.",
+        )
+    return given
 
 
 def _package_source(pool: ComputePool) -> PackageSource | None:
@@ -397,6 +439,9 @@ def revision(deployment: Deployment) -> str:
     if pool.layout is not None and pool.provider.data.traits.layout_channel == "metadata":
         # There a machine gets its configuration once, and no more than one layout after that.
         declared["follow"] = asdict(pool.layout)
+    if pool.range is not None and pool.provider.data.traits.layout_channel == "metadata":
+        # Machines of a group have their configuration from a template. The bounds reach the head while it runs.
+        declared["node_idle_seconds"] = deployment.worker.node_idle_seconds
     if pool.volumes:
         # A node mounts them at its first boot.
         declared["volumes"] = {path: volume.name for path, volume in pool.volumes.items()}

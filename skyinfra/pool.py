@@ -164,6 +164,24 @@ class Worker(Declaration):
     drain_seconds: float = Field(default=600, ge=0, allow_inf_nan=False)
 
 
+class Range(Declaration):
+    """A number of nodes that follows the work: ``sky.Range(0, 8)`` is at least *min* and at most *max*."""
+
+    min: int = Field(ge=0)
+    max: int = Field(ge=1)
+
+    def __init__(self, min: int, max: int) -> None:
+        super().__init__(**{"min": min, "max": max})
+
+    @model_validator(mode="after")
+    def _check_order(self) -> Range:
+        if self.max <= self.min:
+            fixed = f"A fixed number is nodes={self.max}." if self.max == self.min else ""
+            hint = f"{fixed} Such as sky.Range(0, 8): at least none, at most eight.".strip()
+            raise InvalidField(f"must be more than the least, {self.min}", field="Range.max", given=self.max, hint=hint)
+        return self
+
+
 class Budget(Declaration):
     """The USD that a fleet of the pool may cost from its deploy to its destroy, by the hours of its machines.
 
@@ -210,6 +228,17 @@ def _classes(found: Iterable[type[Provider]]) -> Iterator[type[Provider]]:
         yield from _classes(each.__subclasses__())
 
 
+def _nodes(given: object) -> object:
+    """Returns *given*. Raises ValueError, in one sentence, for what is neither a number of nodes nor a range."""
+    if isinstance(given, Range):
+        return given
+    if isinstance(given, bool) or not isinstance(given, int):
+        raise ValueError("expected a whole number, or a range such as sky.Range(0, 8)")
+    if given < 1:
+        raise ValueError("input should be greater than or equal to 1")
+    return given
+
+
 if TYPE_CHECKING:
 
     class _Providers:
@@ -227,18 +256,19 @@ class ComputePool(Declaration):
     ``sky.cheapest([...])``: `skyinfra deploy` goes on with the next one where it is refused for want of capacity.
     accelerator: a string such as ``"H100:8/3g.40gb"``, an `Accelerator`, a list of them in order of preference, or None
     for CPU nodes; of a list the first that the shipped offers have is taken, and the others are tried as further places
-    are. places: the list that is given as provider. name: of the pool, unique in its stack. nodes: how many. spot:
-    interruptible capacity. vcpus, memory_gb, disk_gb: minima of one node. max_hourly_cost: USD per hour and node. rdma:
-    nodes reach each other's memory (InfiniBand, RoCE, EFA), on machines that the provider connects so. labels: put on
-    everything that is created. stack: the stack of a pool that is used as ``with sky.ComputePool(...) as pool:``.
-    layout: ``sky.mig.Follow(among=[...])``: the GPUs change between these layouts as the work asks for it; the declared
-    one is that which a node begins with, or the first of them. volumes: that outlive the fleet, by the path where nodes
-    mount them: ``{"/data": sky.Volume(...)}``. stop_after_idle: such as ``"30m"``: the nodes end themselves when
-    nothing has used the fleet for that long; the next deploy makes them anew. max_lifetime: such as ``"12h"``: they end
-    then, whatever runs. A pool that declares none of them, or ``"never"``, stays; a ``with`` block of machines that
-    cost something has limits of its own. budget: what the fleet may cost in all, ``sky.Budget(usd=200)``. replace_sick:
-    a deploy replaces nodes of which half of the slots or more have been sick for ten minutes, but for the head, and two
-    an hour at most.
+    are. places: the list that is given as provider. name: of the pool, unique in its stack. nodes: how many, or
+    ``sky.Range(0, 8)``: the head, which then carries no slots, starts nodes for work that no slot can take, and a node
+    that had no task for idle_seconds ends. spot: interruptible capacity. vcpus, memory_gb, disk_gb: minima of one node.
+    max_hourly_cost: USD per hour and node. rdma: nodes reach each other's memory (InfiniBand, RoCE, EFA), on machines
+    that the provider connects so. labels: put on everything that is created. stack: the stack of a pool that is used as
+    ``with sky.ComputePool(...) as pool:``. layout: ``sky.mig.Follow(among=[...])``: the GPUs change between these
+    layouts as the work asks for it; the declared one is that which a node begins with, or the first of them. volumes:
+    that outlive the fleet, by the path where nodes mount them: ``{"/data": sky.Volume(...)}``. stop_after_idle: such as
+    ``"30m"``: the nodes end themselves when nothing has used the fleet for that long; the next deploy makes them anew.
+    max_lifetime: such as ``"12h"``: they end then, whatever runs. A pool that declares none of them, or ``"never"``,
+    stays; a ``with`` block of machines that cost something has limits of its own. budget: what the fleet may cost in
+    all, ``sky.Budget(usd=200)``. replace_sick: a deploy replaces nodes of which half of the slots or more have been
+    sick for ten minutes, but for the head, and two an hour at most.
 
     Raises a `DeclarationError`, with the path of the field, for what cannot be.
     """
@@ -250,7 +280,8 @@ class ComputePool(Declaration):
     accelerator: str | Accelerator | Sequence[str | Accelerator] | None = None
     name: str = Field(default="pool", pattern=_NAME, examples=["train-2"])
     stack: str | None = Field(default=None, pattern=STACK_NAME, examples=["Inference", "gpu_2"])
-    nodes: int = Field(default=1, ge=1)
+    nodes: Annotated[int | Range, BeforeValidator(_nodes)] = 1
+    idle_seconds: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     image: Image = Field(default_factory=Image)
     worker: Worker = Field(default_factory=Worker)
     plugins: Annotated[tuple[Mig | Environment, ...] | list[Mig | Environment], BeforeValidator(strings)] = ()
@@ -294,6 +325,28 @@ class ComputePool(Declaration):
         except (TypeError, ValueError, AttributeError):  # pydantic complains about it
             pass
         return ()
+
+    @model_validator(mode="after")
+    def _check_size(self) -> ComputePool:
+        if self.idle_seconds is not None and self.range is None:
+            raise InvalidField(
+                "a fixed number of nodes stays, and one that ends would be started again",
+                field="ComputePool.idle_seconds",
+                given=self.idle_seconds,
+                hint=f"Declare nodes=sky.Range(0, {self.most_nodes}), or the end of the whole fleet: "
+                'stop_after_idle="30m".',
+            )
+        return self
+
+    @property
+    def range(self) -> Range | None:
+        """The least and the most nodes, where the number follows the work."""
+        return self.nodes if isinstance(self.nodes, Range) else None
+
+    @property
+    def most_nodes(self) -> int:
+        """The number of nodes, or the most that there may be."""
+        return self.nodes.max if isinstance(self.nodes, Range) else self.nodes
 
     @cached_property
     def accelerators(self) -> tuple[Accelerator, ...]:

@@ -36,6 +36,7 @@ ALLOWED: dict[str, set[str]] = {
     "gpu": {"desired", "first_boot", "mig", "node", "protocol"},
     "drain": {"first_boot", "node", "protocol"},
     "idle": {"drain", "first_boot", "node", "protocol"},
+    "elastic": {"head", "idle", "mig", "node", "protocol", "worker"},
     "doctor": {"desired", "gpu", "mig", "node", "protocol"},
     "readings": {"gpu", "node", "protocol", "worker"},
     "runner": {
@@ -43,6 +44,7 @@ ALLOWED: dict[str, set[str]] = {
         "desired",
         "doctor",
         "drain",
+        "elastic",
         "engine",
         "first_boot",
         "gpu",
@@ -142,6 +144,7 @@ TRAVELS = {
     "desired",
     "doctor",
     "drain",
+    "elastic",
     "engine",
     "errors",
     "first_boot",

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from skyinfra.deploy.last_run import LastRun
 from skyinfra.offers import Offer, Price
-from skyinfra.protocol.fleet import LayoutChange, NodeFailure
+from skyinfra.protocol.fleet import LayoutChange, NodeFailure, SizeState
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.readings import Progress, SlotReading
 from skyinfra.providers import Machines
@@ -38,6 +38,7 @@ POOL = {
     "name": str,
     "provider": str,
     "nodes": int,
+    "min_nodes?": int,
     "machine_types": [str],
     "accelerator?": str | None,
     "accelerators_per_node?": int,
@@ -66,6 +67,7 @@ POOL_COST = {
     "dearest": ({"machine_type": str, **fields(Price)}, None),
     "usd_per_hour": float | None,
     "usd_per_30_days": float | None,
+    "least?": {"nodes": int, "usd_per_hour": float | None, "usd_per_30_days": float | None},
     "note": str,
 }
 COST = {"usd_per_hour": float, "usd_per_30_days": float, "unknown": [str], "pools": [POOL_COST]}
@@ -163,6 +165,7 @@ FLEET = {
     "group_nodes": int,
     "spent": ({"text": str, **AMOUNT, "estimated": bool, "unknown": [str], "budget": BUDGET}, None),
     "follow": ({"among": [str], "idle_seconds": float, "keep": str, "changes": [LayoutChange]}, None),
+    "size": (fields(SizeState, "slots"), None),
     "nodes": [NODE],
 }
 ABSENT = {"pool": str, "fleet": str, "deployed": Literal[False], "existing": EXISTING, "standing": EXISTING}

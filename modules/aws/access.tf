@@ -143,9 +143,10 @@ resource "aws_iam_role_policy" "session_manager" {
   })
 }
 
-# A node of a group ends itself, and no other node: the group would start one in place of a machine that shuts down.
+# A node of a group ends itself, and no other node: the group would start one in place of a machine that shuts down. Where
+# the size follows the work, the head raises it.
 resource "aws_iam_role_policy" "end" {
-  count = local.own_profile && local.grouped && var.shutdown_terminates ? 1 : 0
+  count = local.own_profile && local.grouped && (var.shutdown_terminates || local.elastic) ? 1 : 0
 
   name = "end"
   role = aws_iam_role.this[0].name
@@ -154,7 +155,7 @@ resource "aws_iam_role_policy" "end" {
     Version = "2012-10-17"
     Statement = [{
       Effect   = "Allow"
-      Action   = ["autoscaling:TerminateInstanceInAutoScalingGroup"]
+      Action   = concat(["autoscaling:TerminateInstanceInAutoScalingGroup"], local.elastic ? ["autoscaling:SetDesiredCapacity"] : [])
       Resource = aws_autoscaling_group.workers[0].arn
     }]
   })

@@ -98,12 +98,19 @@ resource "aws_autoscaling_group" "workers" {
   count = local.grouped ? 1 : 0
 
   name_prefix = local.prefix
-  # Nodes that end themselves lower the desired capacity, which the next deploy raises again.
-  min_size            = var.shutdown_terminates ? 0 : var.node_count
-  max_size            = var.node_count
-  desired_capacity    = var.node_count
+  # Nodes that end themselves lower the desired capacity, which the next deploy raises again. The head holds the least:
+  # a group that did would start other nodes for ever once the head has ended.
+  min_size = local.elastic || var.shutdown_terminates ? 0 : var.node_count
+  max_size = var.node_count
+  # Null is what the group has: the head raises it, and nodes that end lower it.
+  desired_capacity    = local.elastic ? null : var.node_count
   vpc_zone_identifier = local.group_subnets
   capacity_rebalance  = var.spot
+  # Only a node itself knows that it has no task: the group ends none for a smaller size, nor to balance its zones.
+  protect_from_scale_in = local.elastic ? true : null
+  suspended_processes   = local.elastic ? ["AZRebalance"] : null
+  # A group that is destroyed ends them all the same.
+  force_delete = local.elastic ? true : null
   # Capacity may take days. A create that gives up waiting would be replaced by the next apply, with the nodes it got.
   wait_for_capacity_timeout = "0"
 

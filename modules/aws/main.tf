@@ -2,7 +2,8 @@ locals {
   names = [for index in range(var.node_count) : "${var.name}-${index}"]
 
   # Spot and fallback lists need a group that goes on trying; everything else is plain instances.
-  grouped = var.group == null ? length(var.machine_types) > 1 || (var.spot && var.node_count > 1) : var.group || length(var.machine_types) > 1
+  elastic = var.min_nodes != null
+  grouped = local.elastic || (var.group == null ? length(var.machine_types) > 1 || (var.spot && var.node_count > 1) : var.group || length(var.machine_types) > 1)
 
   head    = local.grouped ? "${var.name}-head" : local.names[0]
   workers = local.grouped ? [] : slice(local.names, 1, length(local.names))
@@ -166,6 +167,8 @@ resource "aws_instance" "head" {
     local.tags,
     { Name = "${var.stack}/${local.head}", "skyinfra:node" = local.head, "skyinfra:role" = "head" },
     var.layout == "" ? {} : { "skyinfra:layout" = var.layout },
+    # Which group the head may ask for more nodes, and within which bounds: a change reaches it while it runs.
+    local.elastic ? { "skyinfra:group" = "${aws_autoscaling_group.workers[0].name} ${coalesce(var.min_nodes, 0)} ${var.node_count}" } : {},
   )
 
   lifecycle {

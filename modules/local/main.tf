@@ -1,7 +1,8 @@
 locals {
-  folder = "${var.root}/${var.stack}/${var.name}"
-  names  = [for index in range(var.node_count) : "${var.name}-${index}"]
-  head   = local.names[0]
+  folder  = "${var.root}/${var.stack}/${var.name}"
+  elastic = var.min_nodes != null
+  names   = [for index in range(local.elastic ? 1 : var.node_count) : "${var.name}-${index}"]
+  head    = local.names[0]
 
   configurations = {
     for name in local.names : name => replace(
@@ -75,10 +76,39 @@ resource "terraform_data" "node" {
   }
 }
 
+# The nodes that the head starts and that end by themselves: their number is nothing of Terraform's. Destroying it, after
+# the head, ends all of them.
+resource "terraform_data" "group" {
+  count = local.elastic ? 1 : 0
+
+  input      = { folder = local.folder, name = var.name }
+  depends_on = [terraform_data.state]
+
+  provisioner "local-exec" {
+    when        = destroy
+    command     = "sh '${path.module}/node.sh' end_group"
+    environment = { FOLDER = self.input.folder, NAME = self.input.name }
+  }
+}
+
+# Their configuration, which the head hands to nodes that run, and to those that it starts.
+resource "terraform_data" "template" {
+  count = local.elastic ? 1 : 0
+
+  input            = terraform_data.group[0].output.folder
+  triggers_replace = [var.user_data_worker, terraform_data.group[0].id]
+
+  provisioner "local-exec" {
+    command     = "sh '${path.module}/node.sh' template"
+    environment = { FOLDER = self.input, CONFIGURATION = var.user_data_worker }
+  }
+}
+
 # The configuration of a node. A change replaces this resource, not the node: the running node takes the new one over.
 resource "terraform_data" "head" {
   input            = terraform_data.node[local.head].output.folder
   triggers_replace = [local.configurations[local.head], terraform_data.secret.id, terraform_data.node[local.head].id]
+  depends_on       = [terraform_data.template]
 
   provisioner "local-exec" {
     command = "sh '${path.module}/node.sh' up"

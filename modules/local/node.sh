@@ -6,6 +6,8 @@
 #   node.sh up       FOLDER CONFIGURATION RUNNER WAIT    start the node, or let the running one take the configuration over;
 #                    [STATE]                             of the head, with the state in STATE
 #   node.sh down     FOLDER                              stop the node and remove its folder
+#   node.sh template FOLDER CONFIGURATION                keep the configuration of the nodes that the head starts
+#   node.sh end_group FOLDER NAME                        stop these nodes, and remove their folders
 set -eu
 umask 077
 
@@ -138,7 +140,21 @@ down() {
   remove_empty "$(dirname "$folder")"
 }
 
+template() {
+  make_folder "$FOLDER"
+  write "$FOLDER/group.json" "$CONFIGURATION"
+}
+
+# A head that still runs starts no node without the file.
+end_group() {
+  rm -f "$FOLDER/group.json" "$FOLDER/group.json.new"
+  for group_node in "$FOLDER/$NAME-group-"*; do
+    [ ! -d "$group_node" ] || (FOLDER=$group_node && down)
+  done
+  remove_empty "$FOLDER"
+}
+
 case "${1-}" in
-  secret | forget | state | up | down) "$1" ;;
-  *) fail "usage: node.sh secret|forget|state|up|down" ;;
+  secret | forget | state | up | down | template | end_group) "$1" ;;
+  *) fail "usage: node.sh secret|forget|state|up|down|template|end_group" ;;
 esac

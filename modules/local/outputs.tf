@@ -1,7 +1,7 @@
 output "fleet" {
   description = "The manifest of the fleet, version 1: what a client needs to reach it. Holds the fleet secret."
   sensitive   = true
-  value = {
+  value = merge({
     version   = 1
     stack     = var.stack
     pool      = var.name
@@ -24,7 +24,7 @@ output "fleet" {
     ]
     slots  = var.slots
     secret = terraform_data.secret.triggers_replace
-  }
+  }, local.elastic ? { group_nodes = var.min_nodes, max_nodes = var.node_count } : {})
 
   # Whoever reads the manifest may use the fleet, so it waits for every node.
   depends_on = [terraform_data.head, terraform_data.worker]

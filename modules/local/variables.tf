@@ -20,13 +20,24 @@ variable "stack" {
 }
 
 variable "node_count" {
-  description = "Number of nodes, the head included."
+  description = "Number of nodes, the head included; with min_nodes the most besides the head."
   type        = number
   default     = 1
 
   validation {
     condition     = var.node_count >= 1 && floor(var.node_count) == var.node_count
     error_message = "node_count: a whole number of at least 1."
+  }
+}
+
+variable "min_nodes" {
+  description = "The least number of nodes besides the head, where the head starts and ends them as the work asks for it, and node_count is the most; null: their number is fixed, and the head is one of them."
+  type        = number
+  default     = null
+
+  validation {
+    condition     = var.min_nodes == null || try(var.min_nodes >= 0 && floor(var.min_nodes) == var.min_nodes, false)
+    error_message = "min_nodes: a whole number of at least 0."
   }
 }
 

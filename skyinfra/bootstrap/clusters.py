@@ -139,6 +139,13 @@ def _refuse(node: NodeConfig, arguments: Mapping[str, Any]) -> None:
             field="image.ca_certificate",
             hint="Leave it out, and set PIP_CERT on the cluster.",
         )
+    if node.max_nodes:
+        raise NotSupported(
+            "a job and a set of pods have as many nodes as they began with",
+            field="nodes",
+            given=f"Range({node.min_nodes}, {node.max_nodes})",
+            hint="Declare a number of nodes.",
+        )
     if node.follow is not None:
         raise NotSupported(
             "a cluster gives a node its GPUs, and the node partitions none",

@@ -197,7 +197,7 @@ def _named(manifest: Manifest, name: str) -> ManifestNode:
             return node
     names = [node.name for node in manifest.nodes]
     hint = did_you_mean(name, names) or f"Nodes: {', '.join(names)}."
-    if manifest.group_nodes:
+    if manifest.has_group:
         hint += " Those of a group have no fixed address; `skyinfra exec` reaches them."
     raise InvalidField(
         f"the manifest of {manifest.fleet} has no node of that name", field="NODE", given=name, hint=hint
@@ -216,7 +216,7 @@ def _name_hosts(fleet: str, manifest: Manifest, user: str | None, *, replace: bo
             sys.stderr.write(f"HOME is not the home of this account, where ssh looks: ssh -F {file.parent}/config\n")
     if left := [name for name, way in found.items() if way is None]:
         sys.stderr.write(f"left out, for nothing answers at their port 22: {', '.join(left)}\n")
-    if manifest.group_nodes:
+    if manifest.has_group:
         sys.stderr.write(
             "the nodes of the group have no fixed address: `skyinfra exec` and `port-forward` reach them\n"
         )

@@ -19,7 +19,7 @@ from skyinfra.deploy.fleet_status import block_status, orphan_status, plain, sta
 from skyinfra.deploy.kept import gone_spent, stack_spent
 from skyinfra.deploy.missing_nodes import MOST_AN_HOUR
 from skyinfra.deploy.orphans import find_orphans
-from skyinfra.errors import InvalidField, ProjectError
+from skyinfra.errors import InvalidField, ProjectError, counted
 from skyinfra.terminal import tables
 from skyinfra.terminal.drawing import lines
 from skyinfra.terminal.progress import synthesized, working
@@ -177,6 +177,7 @@ def _print_stack(status: dict[str, Any]) -> None:
                     escape(", ".join(f"{task['name']} {tables.span(task['seconds'])}" for task in slot["tasks"])),
                 )
         out.print(made)
+        _print_size(pool["size"])
         _print_follow(pool["follow"])
         for node in pool["nodes"]:
             if node["behind"]:
@@ -214,6 +215,20 @@ def _profile(slot: Mapping[str, Any]) -> str:
     name = str(slot["profile"] or "")
     count = slot.get("shared_by")
     return f"{name} ({slot['memory_gb']:g} GB shared by {count})" if count and count > 1 else name
+
+
+def _print_size(size: dict[str, Any] | None) -> None:
+    """Prints how many nodes there are, and why so many are wanted since when."""
+    if size is None:
+        return
+    text = f"{counted(size['nodes'], 'node')} of {size['least']} to {size['most']}"
+    if size["wanted"] > size["nodes"]:
+        text += f", {size['wanted']} are wanted"
+    if size["why"]:
+        text += f", for {tables.span(max(0.0, time.time() - size['since']))}: {size['why']}"
+    tables.say(f"{text}.")
+    if size["problem"]:
+        tables.say((size["problem"], "red"))
 
 
 def _print_follow(follow: dict[str, Any] | None) -> None:

@@ -21,7 +21,15 @@ from skyinfra.engine import deaths
 from skyinfra.engine.deaths import Death
 from skyinfra.engine.executor import Moves, may_pass
 from skyinfra.engine.waiting import within
-from skyinfra.errors import InvalidField, NotSupported, SkyinfraError, SlotFailed, SlotLost, TaskAttemptsExceeded
+from skyinfra.errors import (
+    InvalidField,
+    NotSupported,
+    SkyinfraError,
+    SlotFailed,
+    SlotLost,
+    TaskAttemptsExceeded,
+    counted,
+)
 from skyinfra.protocol import services
 from skyinfra.protocol.calls import ATTEMPTS, FETCH, Outcome
 from skyinfra.protocol.gang import GangState, Rank, RankEnd, Wish, Work
@@ -227,6 +235,9 @@ class _Start:
         while True:
             now = await self._connection.again(lambda _: self._connection.look())
             wish = self._best_wish(now)
+            if isinstance(wish, SkyinfraError) and await self._asks_for_nodes(now):
+                await asyncio.sleep(_POLL_S / 4)
+                continue
             if isinstance(wish, SkyinfraError) or wish.size < self.size:
                 lacking_since = lacking_since or clock()
                 if clock() - lacking_since <= self._connection.patience and self._may_come(now):
@@ -243,9 +254,31 @@ class _Start:
                 return
             if state["phase"] == "unknown":
                 await asyncio.sleep(0.1)
+            elif not self.size:
+                # Others have the slots that it could have; there may be more.
+                await self._asks_for_nodes(now)
 
     async def _ask(self, wish: Wish, head: Peer) -> GangState:
         return await within(services.gang_ask(head, **vars(wish), wait_s=_POLL_S), _POLL_S + _ANSWER_S)
+
+    async def _asks_for_nodes(self, now: Snapshot) -> bool:
+        """Asks the head for the nodes of this gang, where their number follows the work; returns whether they may come.
+
+        Raises `InvalidField` where there are never that many.
+        """
+        size, launch = now.state.size if now.state is not None else None, self._launch
+        nodes, per_node = launch.nodes or 1, launch.per_node or 1
+        coming = sum(launch.target.takes(slot) for slot in size.slots) if size is not None else 0
+        if size is None or launch.target.slot or launch.target.node or per_node > coming:
+            return False
+        if nodes > size.most:
+            most = f"{self._fleet.manifest.fleet} has {counted(size.most, 'node')} at most"
+            hint = f"Ask for fewer, or declare a range with a larger most: nodes=sky.Range({size.least}, {nodes})."
+            raise InvalidField(most, field="nodes", given=nodes, hint=hint)
+        wanted = {name: float(amount) for name, amount in launch.target.resources.items()}
+        ask = functools.partial(services.demand, asker=self._identity, nodes=nodes, resources=wanted, per_node=per_node)
+        await self._connection.again(ask)
+        return True
 
     def _may_come(self, now: Snapshot) -> bool:
         """Returns whether waiting may help: a gang that had its slots may get them again; a new one fails at once."""

@@ -271,7 +271,7 @@ def _slots(manifest: Manifest, now: Snapshot) -> tuple[int, int]:
         node, failure = sorted(now.state.failed.items())[0]
         raise boot_failed(failure, node=node, fleet=manifest.fleet)
     reported = now.state.slots if now.state is not None else {}
-    if not manifest.group_nodes:
+    if not manifest.has_group:
         # The head remembers those that are not declared any more.
         reported = {node.name: reported.get(node.name, ()) for node in manifest.nodes}
     counts = [len(names) for names in reported.values() if names]

@@ -25,7 +25,7 @@ class PoolCost:
     falls back to. price: of one node, None where it is not known or nothing is paid. dearest: the machine type among
     all of them that costs most, and its price, where that is more. note: what to know of the price. free: whether
     nobody pays. preferences: the accelerators of the declared list, of which the first that is offered was chosen.
-    budget: in USD; None without one.
+    budget: in USD; None without one. least: of the nodes, where their number follows the work, and *nodes* is the most.
     """
 
     pool: str
@@ -41,6 +41,7 @@ class PoolCost:
     head_price: Price | None = None
     preferences: tuple[str, ...] = ()
     budget: float | None = None
+    least: int | None = None
 
     @property
     def usd_per_hour(self) -> float | None:
@@ -49,9 +50,18 @@ class PoolCost:
             return 0.0
         return self.of_nodes(self.price) if self.price else None
 
-    def of_nodes(self, price: Price) -> float:
-        """USD per hour where every node costs *price*, with a head besides them where its price is known."""
-        return self.nodes * price.usd_per_hour + (self.head_price.usd_per_hour if self.head_price else 0.0)
+    @property
+    def least_usd_per_hour(self) -> float | None:
+        """The price of the least nodes and a separate head; None where their number is fixed, or no price is known."""
+        if self.least is None or self.usd_per_hour is None:
+            return None
+        return 0.0 if self.free or self.price is None else self.of_nodes(self.price, self.least)
+
+    def of_nodes(self, price: Price, nodes: int | None = None) -> float:
+        """USD per hour where every one of *nodes*, of all by default, costs *price*, with a head besides them where its
+        price is known."""
+        count = self.nodes if nodes is None else nodes
+        return count * price.usd_per_hour + (self.head_price.usd_per_hour if self.head_price else 0.0)
 
     @property
     def elsewhere(self) -> str | None:
@@ -66,8 +76,14 @@ class PoolCost:
         return self.price is not None and self.price.basis == "estimated"
 
     def to_json(self) -> dict[str, Any]:
-        """Returns plain JSON values. The price is of one node, the costs are of all and of a head besides them."""
-        usd = self.usd_per_hour
+        """Returns plain JSON values. The price is of one node, the costs are of all and of a head besides them; least:
+        those of the least nodes, where their number follows the work."""
+        usd, least = self.usd_per_hour, self.least_usd_per_hour
+        at_least = {
+            "nodes": self.least,
+            "usd_per_hour": _rounded(least),
+            "usd_per_30_days": _rounded(least and least * HOURS),
+        }
         return {
             "pool": self.pool,
             "region": self.region,
@@ -79,6 +95,7 @@ class PoolCost:
             "dearest": {"machine_type": self.dearest[0], **asdict(self.dearest[1])} if self.dearest else None,
             "usd_per_hour": _rounded(usd),
             "usd_per_30_days": _rounded(usd and usd * HOURS),
+            **({"least": at_least} if self.least is not None else {}),
             "note": self.note,
         }
 
@@ -184,6 +201,7 @@ def _pool(pool: Mapping[str, Any]) -> PoolCost:
         pool=pool["name"],
         region=pool.get("region"),
         nodes=pool["nodes"],
+        least=pool.get("min_nodes"),
         machine=first,
         others=len(others),
         price=price,

@@ -193,10 +193,19 @@ def fleet_status(manifest: Manifest, version: str | None, declared: Mapping[str,
         "replace_sick": bool(declared and declared.get("replace_sick")),
         "spent": fleet_spent(manifest, declared, hours) if hours is not None and declared is not None else None,
         "follow": _follow_status(now),
+        "size": _size_status(now),
         "nodes": [
             _node_status(manifest, node, now, tasks, hours) for node in (*manifest.nodes, *_of_group(manifest, now))
         ],
     }
+
+
+def _size_status(now: Snapshot | None) -> dict[str, Any] | None:
+    """Describes the number of nodes of a fleet; None where it is fixed, or the head does not answer."""
+    size = now.state.size if now is not None and now.state is not None else None
+    if size is None:
+        return None
+    return {name: value for name, value in asdict(size).items() if name != "slots"}
 
 
 def _follow_status(now: Snapshot | None) -> dict[str, Any] | None:

@@ -146,7 +146,7 @@ def ended_nodes(stack: SynthesizedStack, plan: Plan) -> list[str]:
         declared = " or ".join(found)
         gone = _gone(stack.module_of(pool["name"]), plan) if declared else 0
         if gone and pool.get("head"):
-            gone = int(pool["nodes"]) + 1  # those of a group are not in the state
+            gone = int(pool.get("min_nodes", pool["nodes"])) + 1  # those of a group are not in the state
         if gone:
             said = _said(stack, pool) or f"as {declared} has it, probably"
             back = f"a deploy brings {gone} back. Volumes and the jobs of its head are still there."

@@ -140,8 +140,10 @@ class Session:
                 with Line(self.stack) as line:
                     line.say("destroying")
                     carry_out(self._synthesized, destroy=True, before=before, line=line)
-                    cost = spent(cost_of(self._synthesized.pools).usd_per_hour, self._opened)
-                    line.end(f"destroyed; it cost {cost}" if cost else "destroyed")
+                    declared = cost_of(self._synthesized.pools)
+                    cost = spent(declared.usd_per_hour, self._opened)
+                    most = "at most " if any(pool.least is not None for pool in declared.pools) else ""
+                    line.end(f"destroyed; it cost {most}{cost}" if cost else "destroyed")
             except SkyinfraError as error:
                 error.hint = f"The fleet still exists. Destroy it with: skyinfra destroy {self.stack}"
                 raise

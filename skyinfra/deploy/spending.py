@@ -28,10 +28,12 @@ def described(pools: Sequence[dict[str, Any]]) -> str:
     for pool, cost in zip(pools, cost_of(pools).pools, strict=True):
         accelerator = pool.get("accelerator") or "CPU"
         mark = " (simulated)" if pool["simulated"] else ""
-        nodes = f"{counted(cost.nodes, 'node')} of {pool['provider']}"
+        least = "" if cost.least is None else f"{cost.least} to "
+        nodes = f"{least}{counted(cost.nodes, 'node')} of {pool['provider']}"
         machine = "" if cost.free else f" {cost.machine}{' spot' if pool.get('spot') else ''}"
         price = cost.usd_per_hour
-        paid = "" if cost.free else ", of an unknown price" if price is None else f", {usd(price)}/h"
+        most = "up to " if least else ""
+        paid = "" if cost.free else ", of an unknown price" if price is None else f", {most}{usd(price)}/h"
         parts.append(f"{nodes}{machine}, {accelerator}{mark}{paid}")
     return "; ".join(parts)
 
@@ -147,7 +149,7 @@ def pool_spent(
     is declared. since: the begin of a day of UTC, in UNIX seconds. problem: why the head says nothing.
     """
     nodes = _nodes(found, since)
-    heads = {node.name for node in manifest.nodes if node.head} if manifest and manifest.group_nodes else set()
+    heads = {node.name for node in manifest.nodes if node.head} if manifest and manifest.has_group else set()
     workers = [each for each in nodes if each["node"] not in heads]
     working, paid = sum(each["hours"] for each in workers), _sum(each["usd"] for each in workers)
     by_hour = None if paid is None else paid / (working or 1.0)

@@ -179,6 +179,11 @@ class Leases:
         return bool(self._gangs)
 
     @property
+    def gangs(self) -> dict[str, bool]:
+        """The gangs that there are, and whether each has its slots."""
+        return {gang: bool(found.slots) for gang, found in self._gangs.items()}
+
+    @property
     def taken(self) -> set[str]:
         """The slots that gangs have."""
         return {slot for found in self._gangs.values() for slot in found.slots}

@@ -26,7 +26,7 @@ from skyinfra.head.sick import Sick
 from skyinfra.head.tunnel import Forwards, Tunnel
 from skyinfra.idle.use import FleetUse
 from skyinfra.protocol import calls, fleet, rpc, services
-from skyinfra.protocol.fleet import FleetLayout, FleetState, FollowState, NodeFailure
+from skyinfra.protocol.fleet import FleetLayout, FleetState, FollowState, NodeFailure, SizeState
 from skyinfra.protocol.instance import SICK_KEY, STARTUP_KEY
 from skyinfra.protocol.rpc import Handlers
 from skyinfra.worker import execute
@@ -87,6 +87,8 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         self._behind: set[str] = set()
         # How the layouts follow the work, where they do: `skyinfra.head.workload_layouts` writes it.
         self.follow_state: FollowState | None = None
+        # The number of nodes, where it follows the work: `skyinfra.elastic.size` writes it.
+        self.size_state: SizeState | None = None
         # Those that the image declares, see `FleetState`: the runner of the head writes them.
         self.declared_secrets: dict[str, str] = {}
         self._secrets = secrets or HeadSecrets()
@@ -210,6 +212,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         problems: dict[str, object] = {"sick": self.sick.slots(), "unwatched": unwatched}
         problems |= {"sick_for": self.sick.seconds()}
         problems |= {"ends": self.use.ends, "stops": self.use.announced}
+        problems |= {"size": self.size_state.to_json()} if self.size_state is not None else {}
         return {**super().identity(n_workers), STARTUP_KEY: state.to_json(), SICK_KEY: problems}
 
     async def handle_worker(self, comm: Comm, worker: str) -> None:
@@ -338,6 +341,11 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
     def leased(self) -> set[str]:
         """The slots that gangs have."""
         return self._leases.taken
+
+    @property
+    def gangs(self) -> dict[str, bool]:
+        """The gangs that there are, and whether each has its slots."""
+        return self._leases.gangs
 
     def _nodes_behind(self) -> tuple[str, ...]:
         """Returns the nodes with workers that cannot be connected to."""

@@ -7,6 +7,7 @@ so root looks at nothing of it, and shuts down only where root's own copy of the
 from __future__ import annotations
 
 import datetime
+import http
 import json
 import os
 import subprocess
@@ -30,7 +31,7 @@ PATIENCE_S = 60.0
 _POWEROFF_S = 30.0
 _AWS_S = 30.0
 # https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_TerminateInstanceInAutoScalingGroup.html (2026-11-26)
-_LEAVE = {"Action": "TerminateInstanceInAutoScalingGroup", "Version": "2011-01-01"}
+_LEAVE = "TerminateInstanceInAutoScalingGroup"
 _SYSTEMD = Path("/run/systemd/system")
 
 
@@ -76,7 +77,7 @@ def _leaves_group() -> bool:
     if role is None or node is not None:
         return False
     try:
-        _terminate()
+        _terminate(fetch.metadata("instance-id").strip())
     except (OSError, ValueError, LookupError) as error:
         if isinstance(error, urllib.error.HTTPError):
             error.close()
@@ -87,11 +88,24 @@ def _leaves_group() -> bool:
     return True
 
 
-def _terminate() -> None:
+def _terminate(instance: str) -> None:
+    """Has the group end *instance*. A group that has its least number of nodes shrinks no more, and starts no other in
+    place of one that it has besides."""
+    try:
+        ask_group(_LEAVE, InstanceId=instance, ShouldDecrementDesiredCapacity="true")
+    except urllib.error.HTTPError as error:
+        if error.code != http.HTTPStatus.BAD_REQUEST or b"min" not in error.read().lower():
+            raise
+        ask_group(_LEAVE, InstanceId=instance, ShouldDecrementDesiredCapacity="false")
+
+
+def ask_group(action: str, **given: str) -> None:
+    """Makes a request of Amazon EC2 Auto Scaling with the role of this instance. Raises OSError, ValueError,
+    LookupError."""
     roles = "iam/security-credentials/"
     credentials = json.loads(fetch.metadata(roles + fetch.metadata(roles).split()[0]))
     region, domain = fetch.metadata("placement/region").strip(), fetch.metadata("services/domain").strip()
-    asked = {**_LEAVE, "InstanceId": fetch.metadata("instance-id").strip(), "ShouldDecrementDesiredCapacity": "true"}
+    asked = {"Action": action, "Version": "2011-01-01", **given}
     place = os.environ.get("AWS_ENDPOINT_URL_AUTO_SCALING", f"https://autoscaling.{region}.{domain}")
     url = f"{place.rstrip('/')}/?{urllib.parse.urlencode(sorted(asked.items()))}"
     now = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")

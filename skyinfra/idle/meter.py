@@ -29,10 +29,11 @@ class Meter(Document, error=InvalidNodeConfig, source=FILE, version=VERSION):
     """The content of ``idle.json``.
 
     boot, at: when it was read last, by the id of the boot and the seconds since that. idle_s: since the last use of the
-    fleet, as far as the node knows; setup and boot do not count. lived_s: of the node. keep_s: for how long it is kept
-    (`skyinfra keep`). served: whether the node was ready in this boot. begun: whether anything has used the fleet since
-    then. config: the hash of the configuration that it counts for. ended: why the node has ended itself; one that is
-    started again after that begins anew. budget_s: for how long the budget of the fleet lasts, as the head said last.
+    fleet, as far as the node knows; setup and boot do not count. unused_s: since the last task of the node itself.
+    lived_s: of the node. keep_s: for how long it is kept (`skyinfra keep`). served: whether the node was ready in this
+    boot. begun: whether anything has used the fleet since then. config: the hash of the configuration that it counts
+    for. ended: why the node has ended itself; one that is started again after that begins anew. budget_s: for how long
+    the budget of the fleet lasts, as the head said last.
     """
 
     version: int = VERSION
@@ -46,6 +47,7 @@ class Meter(Document, error=InvalidNodeConfig, source=FILE, version=VERSION):
     config: str = ""
     ended: str | None = field(default=None, metadata=_LATER)
     budget_s: float | None = field(default=None, metadata=_LATER)
+    unused_s: float = field(default=0.0, metadata=_LATER)
 
     @classmethod
     def find(cls, folder: Path) -> Meter:
@@ -74,6 +76,7 @@ class Meter(Document, error=InvalidNodeConfig, source=FILE, version=VERSION):
             boot=boot,
             at=now,
             idle_s=0.0 if used else self.idle_s + passed,
+            unused_s=0.0 if used else self.unused_s + passed,
             lived_s=self.lived_s + passed,
             keep_s=max(0.0, self.keep_s - passed),
             budget_s=None if self.budget_s is None else max(0.0, self.budget_s - passed),
@@ -90,7 +93,7 @@ class Meter(Document, error=InvalidNodeConfig, source=FILE, version=VERSION):
 
     def used(self) -> Meter:
         """Returns the meter after a use."""
-        return replace(self, idle_s=0.0, begun=True)
+        return replace(self, idle_s=0.0, unused_s=0.0, begun=True)
 
 
 def span(seconds: float) -> str:

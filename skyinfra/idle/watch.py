@@ -42,6 +42,8 @@ _LAST_S = 120.0
 _WRITE_S = 30.0
 # Looks at closed slots before the end.
 _AGAIN = 2
+# After that long a node of a fleet that goes on ends without the word of its head: none answers, or it never was ready.
+_LOST_S = 3600.0
 # Terminals: also those of containers.
 _TERMINALS = Path("/dev/pts")
 
@@ -50,13 +52,19 @@ _TERMINALS = Path("/dev/pts")
 Report = Callable[[Node, float, float, bool, str | None], Awaitable[UseOfFleet | None]]
 
 
+async def _stays(_: Node, last: bool) -> bool | None:
+    return False
+
+
 @dataclass(eq=False)
 class IdleWatch:
     """Watches the node in *directory*.
 
     used: whether something runs on the node, tasks on closed slots included. closed: whether its slots get no task any
-    more. report: see `Report`. ready: whether every slot is there. over: why the node is to end now; None while it is
-    not. stops: what is said of its end, once that is near. problem: why it has not ended.
+    more. report: see `Report`. ready: whether every slot is there. retire: asks the head whether a node without tasks
+    may leave a fleet that goes on, and with True whether it may now; None where it does not answer. over: why the node
+    is to end now; None while it is not. stops: what is said of its end, once that is near. problem: why it has not
+    ended.
     """
 
     directory: NodeDirectory
@@ -64,6 +72,7 @@ class IdleWatch:
     closed: Callable[[], bool]
     report: Report
     ready: Callable[[], bool]
+    retire: Callable[[Node, bool], Awaitable[bool | None]] = _stays
     over: str | None = None
     stops: str | None = None
     problem: str | None = None
@@ -73,6 +82,9 @@ class IdleWatch:
     _looks: int = 0
     _terminals: dict[str, tuple[float, float]] | None = None
     _asked: float | None = None
+    # When the watch began, and when the head answered last.
+    _began: float = field(default_factory=lambda: since_boot())
+    _answered: float = field(default_factory=lambda: since_boot())
     _said: str | None = field(default=None, repr=False)
 
     def update(self, node: Node) -> None:
@@ -91,9 +103,7 @@ class IdleWatch:
     @property
     def _pause_s(self) -> float:
         config = self._node.config if self._node is not None else None
-        budget_s = config.budget.seconds if config is not None and config.budget is not None else 0.0
-        limits = (config.idle_seconds, config.lifetime_seconds, budget_s) if config is not None else (1.0,)
-        least = min((seconds for seconds in limits if seconds), default=math.inf)
+        least = min((seconds for seconds in _lengths(config) if seconds), default=math.inf) if config else 1.0
         return max(_LOOK_LEAST_S, min(_LOOK_S if self.stops is None else _NEAR_S, least / _LOOKS))
 
     async def _look(self, node: Node) -> None:
@@ -104,13 +114,29 @@ class IdleWatch:
             meter = meter.used()
         heard = await self.report(node, meter.idle_s, meter.keep_s, meter.begun, self.stops)
         if heard is not None:
+            self._answered = since_boot()
             meter = meter.heard(*heard)
             if meter.budget_s is None and (budget := node.config.budget) is not None:
                 # A head that keeps no account of it: each node takes its own time for that of all.
                 meter = replace(meter, budget_s=max(0.0, budget.seconds - meter.lived_s))
-        self._meter = replace(meter, idle_s=0.0) if meter.keep_s else meter
+        self._meter = replace(meter, idle_s=0.0, unused_s=0.0) if meter.keep_s else meter
         self._write(self._meter)
-        self._decide(node, self._meter, running=used)
+        leaves = await self._leaves(node, self._meter) if node.config.node_idle_seconds and not used else None
+        self._decide(node, self._meter, running=used, leaves=leaves)
+
+    async def _leaves(self, node: Node, meter: Meter) -> str | None:
+        """Returns why a node without tasks ends, of a fleet that goes on without it; None where it stays."""
+        now, idle_s = since_boot(), node.config.node_idle_seconds
+        if not meter.served:
+            waits_s = now if ending.form(node.config) == "machine" else now - self._began
+            return f"it was not ready within {span(_LOST_S)}" if waits_s >= _LOST_S else None
+        if meter.unused_s < idle_s:
+            return None
+        allowed = await self.retire(node, self._looks >= _AGAIN and self.closed())
+        alone_s = max(_LOST_S, idle_s)
+        if allowed is None and now - self._answered >= alone_s:
+            return f"it had no task and no head for {span(alone_s)}"
+        return f"it had no task for {span(idle_s)} (idle_seconds)" if allowed else None
 
     def _found(self, node: Node) -> Meter:
         """Returns the meter of before. A container and a process that is started again is as a machine that boots:
@@ -118,7 +144,7 @@ class IdleWatch:
         found = Meter.find(self.directory.path)
         return found if ending.form(node.config) == "machine" else replace(found, served=False, begun=False)
 
-    def _decide(self, node: Node, meter: Meter, *, running: bool) -> None:
+    def _decide(self, node: Node, meter: Meter, *, running: bool, leaves: str | None) -> None:
         config = node.config
         idle_s = config.idle_seconds if meter.begun else max(config.idle_seconds, _FIRST_S[ending.form(config)])
         idle_left = idle_s - meter.idle_s if config.idle_seconds else math.inf
@@ -128,10 +154,12 @@ class IdleWatch:
             self._end(f"{what} is {over}", node)
         elif life_left <= min(_LAST_S, _notice(life_s)):
             self._close(request.LIFETIME, what.removeprefix("its "), life_left)
-        elif idle_left > 0 or running:
+        elif (idle_left > 0 and not leaves) or running:
             self._serve_on()
         else:
             why = f"not used for {span(idle_s)} (stop_after_idle)"
+            if idle_left > 0 and leaves is not None:
+                why = leaves
             self._close(request.IDLE, why, None)
             self._looks = self._looks + 1 if self.closed() else 0
             if self._looks > _AGAIN:
@@ -159,7 +187,9 @@ class IdleWatch:
             self._log(str(error))
 
     def _serve_on(self) -> None:
-        """Takes the node back into service where it was about to end."""
+        """Takes the node back into service where it was about to end, and not one that ends already."""
+        if self.by_itself or (self._asked is not None and since_boot() - self._asked < ending.PATIENCE_S):
+            return
         self._looks, self.over, self.problem, self._asked = 0, None, None, None
         found = self._request()
         if found is not None and found.by in (request.IDLE, request.LIFETIME):
@@ -246,6 +276,12 @@ def _life(config: NodeConfig, meter: Meter) -> tuple[float, float, str, str]:
         left_s = min(budget.seconds, _UNHEARD_S) - meter.lived_s if meter.budget_s is None else meter.budget_s
         limits.append((left_s, budget.seconds, f"the budget of {budget}", "spent"))
     return min(limits, default=(math.inf, 0.0, "", ""))
+
+
+def _lengths(config: NodeConfig) -> tuple[float, ...]:
+    """Returns the lengths of time after which the node of *config* ends itself, 0 for never."""
+    budget_s = config.budget.seconds if config.budget is not None else 0.0
+    return config.idle_seconds, config.lifetime_seconds, config.node_idle_seconds, budget_s
 
 
 def _notice(seconds: float) -> float:

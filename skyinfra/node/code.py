@@ -15,6 +15,7 @@ ROOMS = (
     "desired",
     "doctor",
     "drain",
+    "elastic",
     "engine",
     "errors",
     "first_boot",

@@ -67,4 +67,10 @@ def check_instance_profile(context: Context) -> list[Finding]:
     if not roles:
         to_do = f"aws iam add-role-to-instance-profile --instance-profile-name {name} --role-name ROLE"
         return [failed(f"the instance profile {name} has no role", to_do)]
+    if context.inputs.elastic:
+        # Its policies may stand anywhere, and IAM simulates none for a group that is not there yet.
+        needed = "autoscaling:SetDesiredCapacity and autoscaling:TerminateInstanceInAutoScalingGroup"
+        groups = f"the Auto Scaling groups skyinfra-{context.inputs.pool}-*"
+        found = f"{name}, with the role {roles[0]}; not checked: whether that may change the number of nodes"
+        return [warned(found, f"See that it allows {needed} on {groups}.")]
     return [passed(f"{name}, with the role {roles[0]}")]

@@ -44,6 +44,7 @@ class PoolInputs:
     interfaces: dict[str, int]
     placement_group: bool
     head_machine_type: str | None
+    elastic: bool = False
     unknown: frozenset[str] = frozenset()
 
     @property
@@ -69,6 +70,8 @@ class PoolInputs:
 def is_group(inputs: Mapping[str, Any]) -> bool:
     """Returns whether nodes with these *inputs* are an Auto Scaling group; the module decides in the same way."""
     several = len(inputs["machine_types"]) > 1
+    if inputs.get("min_nodes") is not None:
+        return True
     if inputs.get("group") is not None:
         return several or bool(inputs["group"])
     return several or (inputs["spot"] and inputs["node_count"] > 1)
@@ -105,5 +108,6 @@ def read(stack: SynthesizedStack, pool: dict[str, Any]) -> PoolInputs:
         interfaces={kind: len(cards) for kind, cards in module.get("efa_interfaces", {}).items()},
         placement_group=module.get("placement_group", False),
         head_machine_type=module.get("head_machine_type") if grouped else None,
+        elastic=module.get("min_nodes") is not None,
         unknown=frozenset(stack.modules[name].keys() - module.keys()),
     )

@@ -15,6 +15,7 @@ from skyinfra.errors import InvalidManifest, InvalidNodeConfig, counted
 from skyinfra.mig import Follow, Layout, follow
 from skyinfra.protocol import _schema
 from skyinfra.protocol._schema import Name, SlotName
+from skyinfra.protocol.instance import InstanceInfo
 
 VERSION = 1
 # Of what a head and its clients say to one another, names of modules in pickles included. Raise it with either.
@@ -102,19 +103,37 @@ class FollowState:
 
 
 @dataclass(frozen=True)
+class SizeState(_schema.Document, error=InvalidManifest, source="head"):
+    """The number of nodes of a fleet that follows the work.
+
+    least, most: as declared. nodes: how many are there. wanted: how many the head has asked for. since: when it asked
+    for that number (seconds since 1970), and why. problem: why they do not come, or None. slots: of a node that comes.
+    """
+
+    least: int
+    most: int
+    nodes: int
+    wanted: int
+    since: float
+    why: str
+    problem: str | None = None
+    slots: tuple[InstanceInfo, ...] = ()
+
+
+@dataclass(frozen=True)
 class FleetState(_schema.Document, error=InvalidManifest, source="head", version=STATE_VERSION):
     """The state of a fleet that the head gives to clients, besides the registered slots.
 
     ``slots``: the names of the slots that each node is to have, by node, for the nodes that have told so.
-    ``draining``: the slots that go out of service, with the names of the tasks that still run there.
-    ``failed``: the nodes that could not be set up, until they tell the slots that they are to have.
-    ``out_of_service``: the nodes that are taken out of service, or were some minutes ago, and why.
-    ``behind``: the nodes that the head cannot connect to: their workers have opened the connections that it uses.
-    ``follow``: how the layouts follow the work, where they do. ``secrets``: the names of the secrets that the image
-    declares, by the variables of tasks that hold them. ``sick``: the slots that take no tasks as they fail them for a
-    reason of their node, or do not start, and that reason. ``unwatched``: the nodes where something is missing that
-    starts the runner again, and what. ``ends``: whether nodes end themselves at some time; ``stops``: those that do so
-    soon, and when. ``sick_for``: for how many seconds nodes with sick slots have had some. These come beside the
+    ``draining``: the slots that go out of service, with the names of the tasks that still run there. ``failed``: the
+    nodes that could not be set up, until they tell the slots that they are to have. ``out_of_service``: the nodes that
+    are taken out of service, or were some minutes ago, and why. ``behind``: the nodes that the head cannot connect to:
+    their workers have opened the connections that it uses. ``follow``: how the layouts follow the work, where they do.
+    ``secrets``: the names of the secrets that the image declares, by the variables of tasks that hold them. ``sick``:
+    the slots that take no tasks as they fail them for a reason of their node, or do not start, and that reason.
+    ``unwatched``: the nodes where something is missing that starts the runner again, and what. ``ends``: whether nodes
+    end themselves at some time; ``stops``: those that do so soon, and when. ``sick_for``: for how many seconds nodes
+    with sick slots have had some. ``size``: the number of nodes, where it follows the work. These six come beside the
     others, under `instance.SICK_KEY`.
     """
 
@@ -131,6 +150,7 @@ class FleetState(_schema.Document, error=InvalidManifest, source="head", version
     ends: bool = field(default=False, metadata={"later": True})
     stops: dict[str, str] = field(default_factory=dict, metadata={"later": True})
     sick_for: dict[str, float] = field(default_factory=dict, metadata={"later": True})
+    size: SizeState | None = field(default=None, metadata={"later": True})
 
     def sick_nodes(self) -> dict[str, str]:
         """Returns why slots of a node are sick, by the node: the reason of the first one, and how many there are."""

@@ -116,7 +116,8 @@ class Manifest(_schema.Document, error=InvalidManifest, source="manifest", versi
     ``group_nodes``: how many nodes there are to be besides ``nodes``, in a group of the provider's that replaces them
     without Terraform: the scheduler knows which. Where there are such, the head is a machine without slots. ``via``:
     how clients reach the head where they cannot reach its address. ``account``: of the provider, as it names them: an
-    account, a project, a subscription; None where it is not known.
+    account, a project, a subscription; None where it is not known. ``max_nodes``: how many nodes there may be besides
+    the head, where the number follows the work and is ``group_nodes`` at least; 0 where it is fixed.
     """
 
     version: int
@@ -131,6 +132,7 @@ class Manifest(_schema.Document, error=InvalidManifest, source="manifest", versi
     group_nodes: int = 0
     via: Via | None = None
     account: str | None = None
+    max_nodes: int = field(default=0, metadata={"later": True})
 
     @property
     def fleet(self) -> str:
@@ -139,9 +141,14 @@ class Manifest(_schema.Document, error=InvalidManifest, source="manifest", versi
 
     def slots_of(self, node: ManifestNode) -> tuple[ManifestSlot, ...]:
         """Returns the slots of one of ``nodes``: none on the head of a group, which is a machine besides the others."""
-        return () if self.group_nodes and node.head else self.slots
+        return () if self.has_group and node.head else self.slots
+
+    @property
+    def has_group(self) -> bool:
+        """Whether nodes come and go without Terraform; the head is then a machine without slots."""
+        return bool(self.group_nodes or self.max_nodes)
 
     @property
     def node_count(self) -> int:
-        """The declared number of nodes with slots."""
-        return self.group_nodes or len(self.nodes)
+        """The declared number of nodes with slots, or the least."""
+        return self.group_nodes if self.has_group else len(self.nodes)

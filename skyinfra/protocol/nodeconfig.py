@@ -111,7 +111,9 @@ class NodeConfig(
     among which those of the GPUs follow the work; ``accelerator.layouts`` are then those that a node begins with.
     ``secrets``: the names of the secrets that tasks get from their clients, by the variables that hold them.
     ``idle_seconds``: after how long without use the node ends itself; ``lifetime_seconds``: after how long in any case;
-    0: never. ``budget``: they end once it is spent.
+    0: never. ``budget``: they end once it is spent. ``node_idle_seconds``: after how long without a task of its own
+    this node ends itself, if the head lets it go. ``min_nodes``, ``max_nodes``: on the head of a fleet whose number of
+    nodes follows the work, the least and the most; 0 most: the number is fixed.
     """
 
     version: int
@@ -141,6 +143,9 @@ class NodeConfig(
     idle_seconds: float = field(default=0.0, metadata=_LATER)
     lifetime_seconds: float = field(default=0.0, metadata=_LATER)
     budget: NodeBudget | None = field(default=None, metadata=_LATER)
+    node_idle_seconds: float = field(default=0.0, metadata=_LATER)
+    min_nodes: int = field(default=0, metadata=_LATER)
+    max_nodes: int = field(default=0, metadata=_LATER)
 
     @property
     def fleet(self) -> str:
@@ -150,7 +155,7 @@ class NodeConfig(
     @property
     def ends_itself(self) -> bool:
         """Whether the node ends by itself at some time."""
-        return bool(self.idle_seconds or self.lifetime_seconds or self.budget)
+        return bool(self.idle_seconds or self.lifetime_seconds or self.node_idle_seconds or self.budget)
 
     def _check(self, source: str) -> None:
         refuse, accelerator = self._refuse, self.accelerator
@@ -168,13 +173,15 @@ class NodeConfig(
             refuse(wrong, "AMD GPUs of one node have one partition mode", f"{path}.layouts", modes)
         host, _, port = self.scheduler.rpartition(":")
         refuse(not host or not port.isdigit(), "expected HOST:PORT", f"{source}.scheduler", self.scheduler)
-        for name in ("drain_seconds", "grace_seconds", "idle_seconds", "lifetime_seconds"):
+        for name in ("drain_seconds", "grace_seconds", "idle_seconds", "lifetime_seconds", "node_idle_seconds"):
             seconds = getattr(self, name)
             refuse(not 0 <= seconds < math.inf, "must be at least 0", f"{source}.{name}", seconds)
         for name, usd in vars(self.budget).items() if self.budget is not None else ():
             refuse(not 0 < usd < math.inf, "must be more than 0", f"{source}.budget.{name}", usd)
         wrong = self.slice_hosts != 0 and (self.slice_hosts < 2 or accelerator is None or any(accelerator.per_gpu))
         refuse(wrong, "a slice of several hosts has chips without a layout", f"{source}.slice_hosts", self.slice_hosts)
+        wrong = self.max_nodes != 0 and not (self.scheduler_only and 0 <= self.min_nodes <= self.max_nodes)
+        refuse(wrong, "the number of nodes of a head without slots", f"{source}.max_nodes", self.max_nodes)
         wrong = self.folder is not None and not self.folder.startswith("/")
         refuse(wrong, "expected an absolute path", f"{source}.folder", self.folder)
 

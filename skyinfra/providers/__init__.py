@@ -27,6 +27,7 @@ __all__ = [
     "TerraformProvider",
     "Traits",
     "deployable",
+    "elastic_providers",
     "kinds",
     "machines_of",
     "on_demand",
@@ -52,6 +53,11 @@ def deployable() -> dict[str, type[Provider]]:
     exported = (globals()[name] for name in __all__)
     classes = (each for each in exported if isinstance(each, type) and issubclass(each, Provider))
     return {cls.kind: cls for cls in classes if getattr(cls, "kind", None) in kinds()}
+
+
+def elastic_providers() -> list[type[Provider]]:
+    """Returns the providers whose number of nodes follows the work."""
+    return [cls for kind, cls in sorted(deployable().items()) if read(kind).elastic is not None]
 
 
 def undeployable(kind: str) -> str | None:

@@ -126,7 +126,7 @@ class AWS(CloudProvider):
 
     def in_group(self, request: Request, selected: SelectedMachines) -> bool:
         """Returns whether the nodes are an Auto Scaling group."""
-        return self.group or super().in_group(request, selected)
+        return self.group or request.elastic or super().in_group(request, selected)
 
     @property
     def paid_ahead(self) -> str | None:

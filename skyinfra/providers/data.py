@@ -179,6 +179,17 @@ class Idle(Declaration):
     date: str
 
 
+class Elastic(Declaration):
+    """How the number of nodes follows the work, without an apply.
+
+    at_least: the shortest time without a task after which a node ends, longer than a boot takes.
+    """
+
+    at_least: Duration
+    source: str
+    date: str
+
+
 class About(Declaration):
     """For people: its name, what the nodes are, how nodes and clients find the head, and how far it was tried."""
 
@@ -218,6 +229,7 @@ class Data(Declaration):
     volume: see `VolumeData`. quotas: see `skyinfra.providers.quotas`. preflight: see
     `skyinfra.providers.preflight_requests`. apart: by vendor of accelerators, the kind of the provider that has those
     of this place; its class is made of this one's. idle: see `Idle`; None where nobody has looked how.
+    elastic: see `Elastic`; None where the number of nodes changes with an apply alone.
     """
 
     kind: str
@@ -239,6 +251,7 @@ class Data(Declaration):
     preflight: Asked | None = None
     apart: Mapping[str, str] = Field(default_factory=dict)
     idle: Idle | None = None
+    elastic: Elastic | None = None
 
     def takes(self, name: str) -> bool:
         """Returns whether its module has the input *name*, one of those that modules have in common."""

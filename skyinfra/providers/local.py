@@ -37,4 +37,5 @@ class Local(Provider):
             project_paths={"root": ".skyinfra"},
             price_note="this machine",
             simulated=self.simulate and accelerator is not None,
+            head_machine="local" if request.elastic else None,
         )

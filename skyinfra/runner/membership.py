@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from distributed.core import Status as DaskStatus
 
 from skyinfra import desired
+from skyinfra.elastic.size import FleetSize
 from skyinfra.engine.credentials import Credentials
 from skyinfra.engine.waiting import within
 from skyinfra.errors import NotSupported, SkyinfraError
@@ -60,6 +61,7 @@ class Membership:
     _ledger: Ledger | None = None
     _runs: Sequence[MachineRun] = ()
     _workload_layouts: WorkloadLayouts | None = None
+    _size: FleetSize | None = None
     # What ends with the scheduler.
     _parts: AsyncExitStack = field(default_factory=AsyncExitStack)
     _head_connection: HeadConnection | None = None
@@ -89,6 +91,8 @@ class Membership:
             if self._workload_layouts is not None:
                 model = node.config.accelerator.mig_model if node.config.accelerator is not None else None
                 self._workload_layouts.update(node.config.follow, model, self._layout)
+            if self._size is not None:
+                self._size.update(node.config)
             return self.endpoint
         await self._stop_scheduler()
         connected = await self._connect(node)
@@ -141,6 +145,18 @@ class Membership:
         budget_s = heard[3] if len(heard) > 3 else None
         return float(heard[0]), float(heard[1]), bool(heard[2]), None if budget_s is None else float(budget_s)
 
+    async def may_retire(self, node: Node, last: bool) -> bool | None:
+        """Returns whether the head lets *node* end, which has no task; None where it does not answer. *last*: whether
+        the node ends now if it may."""
+        if self._head_connection is None or self._head_connection.layout is None:
+            return None
+        try:
+            async with head_connection.connection(node) as scheduler:
+                asked = services.retire(scheduler, node=node.name, last=last)
+                return bool(await within(asked, head_connection.ANSWER_S))
+        except (OSError, NotSupported):
+            return None
+
     def measured(self, node: Node, runs: Sequence[MachineRun]) -> None:
         """Informs the head of all runs of the machine of *node*, once there is one."""
         self._runs = runs
@@ -167,6 +183,8 @@ class Membership:
             self._jobs.check()
         if self._workload_layouts is not None:
             self._workload_layouts.check()
+        if self._size is not None:
+            self._size.check()
         if self._head_connection is not None:
             self._head_connection.check()
 
@@ -233,6 +251,9 @@ class Membership:
             write = functools.partial(desired.follow, self.directory)
             self._workload_layouts = WorkloadLayouts(self._scheduler, jobs.waiting, write)
             self._parts.push_async_callback(self._workload_layouts.close)
+            address = functools.partial(_host_port, self._scheduler)
+            self._size = FleetSize(self._scheduler, jobs.waiting, self.directory, address)
+            self._parts.push_async_callback(self._size.close)
             if node.config.provider != "local" and not node.config.given:
                 # The others have no first boot.
                 reports = BootReports(declared, node.secret, self._scheduler.fail)
@@ -244,7 +265,7 @@ class Membership:
 
     async def _stop_scheduler(self) -> None:
         await self._parts.aclose()
-        self._scheduler = self._workload_layouts = None
+        self._scheduler = self._workload_layouts = self._size = None
 
     async def _connect(self, node: Node) -> HeadConnection:
         if self._head_connection is None or not self._head_connection.is_to(node):
@@ -263,3 +284,7 @@ class Membership:
             self._heard = self._sha256, layout
             if layout != self._layout:
                 self.changed.set()
+
+
+def _host_port(scheduler: FleetScheduler) -> str:
+    return start.host_port(start.reached_at(scheduler))

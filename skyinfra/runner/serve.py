@@ -84,6 +84,7 @@ class Service:
             used=self._uses,
             closed=lambda: set(self._workers) == self._workers.draining(),
             report=self._membership.report_idle,
+            retire=self._membership.may_retire,
             ready=lambda: self._reconciler.phase == "serving" and (self._workers.up or self._has_no_slots),
         )
         self._declared = watch.Declared(path, directory)

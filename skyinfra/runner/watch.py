@@ -15,6 +15,7 @@ from typing import ClassVar
 
 from skyinfra import desired
 from skyinfra.drain.notices import ec2_metadata, gce_metadata
+from skyinfra.elastic.groups import TAG, GroupWatch
 from skyinfra.errors import InvalidField, SkyinfraError, StateDirectoryError
 from skyinfra.mig import layout_tag
 from skyinfra.node.folder import NodeDirectory, message, stamp
@@ -43,6 +44,7 @@ class Watch:
     endpoint: str | None = None
     pause_s: ClassVar[float] = 10.0
     _left: str | None = None
+    _group: GroupWatch | None = None
 
     def __post_init__(self) -> None:
         config = NodeConfig.load(self.path)
@@ -50,9 +52,12 @@ class Watch:
             known = ", ".join(_READ)
             raise InvalidField(f"only the head of a fleet on {known} has something to watch", field=str(self.path))
         self._provider = config.provider
+        self._group = GroupWatch(directory_of(self.path)) if config.provider == "aws" and config.max_nodes else None
 
     def check(self) -> None:
         """Leaves the text of the tag for the runner. Raises `NodeFailed` where the metadata service does not answer."""
+        if self._group is not None:
+            self._group.check(ec2_metadata(TAG, "which group it is of", base=self.endpoint))
         read, path, hint = _READ[self._provider]
         text = read(path, "which layout is wanted", base=self.endpoint, hint=hint)
         if text is None or text == self._left:

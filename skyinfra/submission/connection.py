@@ -34,7 +34,7 @@ from skyinfra.errors import (
 )
 from skyinfra.first_boot import report_client
 from skyinfra.protocol import calls, rpc, services
-from skyinfra.protocol.fleet import STATE_VERSION, FleetState, NodeFailure
+from skyinfra.protocol.fleet import STATE_VERSION, FleetState, NodeFailure, SizeState
 from skyinfra.protocol.instance import SICK_KEY, STARTUP_KEY, InstanceInfo
 from skyinfra.protocol.manifest import Manifest
 from skyinfra.protocol.rpc import Peer
@@ -246,8 +246,15 @@ class Asker:
         if self._any_version and document is not None and document.get("version") != STATE_VERSION:
             document = None
         state = FleetState.read(document) if document is not None else None
-        beside = identity.get(SICK_KEY) or {}
-        problems = {"sick": {}, "unwatched": {}, "stops": {}, "ends": False, "sick_for": {}, **beside}
+        problems = {
+            "sick": {},
+            "unwatched": {},
+            "stops": {},
+            "ends": False,
+            "sick_for": {},
+            "size": None,
+            **(identity.get(SICK_KEY) or {}),
+        }
         return Snapshot(
             slots=self._slots(described, "running"),
             # The runner pauses the workers of the slots that go.
@@ -260,6 +267,7 @@ class Asker:
                 ends=bool(problems["ends"]),
                 stops=dict(problems["stops"]),
                 sick_for=dict(problems["sick_for"]),
+                size=SizeState.read(rpc.lists(problems["size"])) if problems["size"] is not None else None,
             ),
         )
 

@@ -138,7 +138,10 @@ class Snapshot:
         return "coming" if node in changing else "missing"
 
     def possible(self, target: Target) -> int:
-        """The number of slots for *target*, any of a profile or a size, that layouts which follow the work can give."""
+        """The number of slots for *target* that layouts, or a number of nodes, which follow the work can give."""
+        if (size := self.state.size if self.state is not None else None) is not None:
+            coming = sum(target.takes(slot) for slot in size.slots)
+            return 0 if target.slot or target.node else coming * size.most
         follow_state = self.state.follow if self.state is not None else None
         if follow_state is None or target.slot or not (target.profile or target.memory_gb):
             return 0

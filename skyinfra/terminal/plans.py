@@ -65,7 +65,7 @@ def show_cost(name: str, cost: Cost, *, to_stderr: bool = False) -> None:
         others = f" or {pool.others} more" if pool.others else ""
         made.add_row(
             pool.pool,
-            str(pool.nodes),
+            tables.node_range(pool.least, pool.nodes),
             escape(f"{pool.machine}{others}"),
             _amount(pool, 1),
             _amount(pool, HOURS),
@@ -83,7 +83,11 @@ def _amount(pool: PoolCost, hours: int) -> str:
     amount = pool.usd_per_hour
     if pool.free:
         return "free"
-    return "unknown" if amount is None else f"{'~' if pool.estimated else ''}{usd(amount * hours)}"
+    if amount is None:
+        return "unknown"
+    least = pool.least_usd_per_hour
+    low = "" if least is None else f"{usd(least * hours)} to "
+    return f"{'~' if pool.estimated else ''}{low}{usd(amount * hours)}"
 
 
 def _head(pool: PoolCost) -> str:
@@ -115,6 +119,8 @@ def _cost_remarks(cost: Cost) -> list[str]:
         if pool.budget is not None and pool.usd_per_hour:
             hours = pool.budget / pool.usd_per_hour
             lines.append(f"{pool.pool}: its budget of {usd(pool.budget)} lasts for {hours:.1f} hours of all nodes.")
+    if len(cost.pools) > 1 and any(pool.least is not None for pool in cost.pools):
+        lines.append("The sum is that of the most nodes.")
     if cost.unknown:
         which = "all" if len(cost.unknown) == len(cost.pools) else ", ".join(cost.unknown)
         lines.append(f"Not in the sum, for its price is not known: {which}.")

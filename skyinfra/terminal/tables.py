@@ -189,6 +189,11 @@ def known(value: int | None) -> str:
     return "unknown" if value is None else str(value)
 
 
+def node_range(least: int | None, nodes: int) -> str:
+    """Returns a number of nodes, or how many there may be: ``0 to 8``."""
+    return str(nodes) if least is None else f"{least} to {nodes}"
+
+
 def span(seconds: float) -> str:
     """Returns a length of time in one word: ``12s``, ``5m``, ``3h``, ``2d``."""
     for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):

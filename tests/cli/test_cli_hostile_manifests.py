@@ -71,6 +71,7 @@ STARTS = {
     "first_boot/engine.py": "on a node: the steps of its user data",
     "first_boot/programs.py": "on a node: the steps of its user data",
     "gpu/amd/smi.py": "on a node: numbers of its GPUs",
+    "elastic/groups.py": "on a node: the runner itself, in a folder beside that of the head",
     "idle/ending.py": "on a node: systemctl, which shuts it down",
     "gpu/machine.py": "on a node: units of its systemd",
     "node/detach.py": "on a node: the runner itself",

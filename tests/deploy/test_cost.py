@@ -62,6 +62,24 @@ def test_a_head_besides_the_nodes_is_in_the_sum(capsys: pytest.CaptureFixture[st
     assert "named: its head, c7i.large on demand, a machine besides the nodes, is not in the sum, for its price" in out
 
 
+def test_a_range_has_the_price_of_a_month_at_its_least_and_of_its_most(capsys: pytest.CaptureFixture[str]) -> None:
+    found = cost(pool("L4", nodes=sky.Range(0, 8)), pool("L4", name="two", nodes=sky.Range(2, 4)), pool("L4", name="f"))
+    least, two, fixed = found.pools
+    assert least.price is not None and least.head_price is not None
+    each, head = least.price.usd_per_hour, least.head_price.usd_per_hour
+    assert (least.least_usd_per_hour, least.usd_per_hour) == (pytest.approx(head), pytest.approx(8 * each + head))
+    assert two.least_usd_per_hour == pytest.approx(2 * each + head)
+    assert fixed.least_usd_per_hour is None and "least" not in fixed.to_json()
+    document = two.to_json()["least"]
+    assert (document["nodes"], document["usd_per_30_days"]) == (2, pytest.approx(720 * (2 * each + head), abs=0.01))
+    # The sum is what a bill can be.
+    assert found.usd_per_hour == pytest.approx(12 * each + 2 * head + fixed.usd_per_hour)
+    show_cost("s", found)
+    out = " ".join(capsys.readouterr().out.split())
+    assert "0 to 8" in out and f"${720 * head:,.2f} to ${720 * (8 * each + head):,.2f}" in out
+    assert "The sum is that of the most nodes." in out
+
+
 def test_machines_without_accelerators_have_prices() -> None:
     found = cost(pool(name="cpu", vcpus=8, nodes=2), pool(name="spot", spot=True))
     assert (found.pools[0].machine, found.pools[0].usd_per_hour) == ("m7i.2xlarge", 0.8064)

@@ -165,10 +165,11 @@ def test_a_price_that_is_not_known_is_not_nothing() -> None:
     assert mixed["unknown"] == ["the price of c9x.new, whose hours are in no sum of USD"]
 
 
-def test_the_head_of_a_group_costs_and_runs_no_task() -> None:
+@pytest.mark.parametrize("group", [{"group_nodes": 2}, {"group_nodes": 0, "max_nodes": 8}])
+def test_the_head_of_a_group_costs_and_runs_no_task(group: dict[str, int]) -> None:
     # skypilot-org/skypilot#2312: the price shown was that of the controller.
     pool = choices("L4", spot=True, nodes=2)
-    fleet = manifest(("p-head", "m6i.large"), group_nodes=2)
+    fleet = manifest(("p-head", "m6i.large"), **group)
     runs = run("p-head", 0, 24), run("p-i-1", 0, 10), run("p-i-2", 0, 10)
     uses = (use("ann@desk", "task", "f", 5, 5),)
     found = pool_spent("s/p", (priced_hours(ledger(*runs, uses=uses), pool, fleet),), pool=pool, manifest=fleet)

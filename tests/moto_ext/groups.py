@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from moto.autoscaling.models import ASG_NAME_TAG, FakeAutoScalingGroup, InstanceState
+from moto.autoscaling.responses import AutoScalingResponse
 from moto.ec2.exceptions import EC2ClientError
 
 from moto_ext.launch import launch
@@ -25,6 +27,45 @@ def install() -> None:
                 )
 
     FakeAutoScalingGroup.replace_autoscaling_group_instances = replace
+    FakeAutoScalingGroup.update = _updating(FakeAutoScalingGroup.update)
+    AutoScalingResponse.delete_auto_scaling_group = _deleting(AutoScalingResponse.delete_auto_scaling_group)
+
+
+def _updating(plain: Callable[..., None]) -> Callable[..., None]:
+    """Returns *plain*, but that a request without a mixed instances policy leaves the policy as it is: properties that
+    are not specified are not changed.
+
+    https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_UpdateAutoScalingGroup.html
+    """
+
+    def update(self: Any, *arguments: Any, **given: Any) -> None:
+        policy = self.mixed_instances_policy
+        others = ("mixed_instances_policy", "launch_template", "launch_config_name")
+        if policy and not any(given.get(each) for each in others):
+            template = policy["LaunchTemplate"]
+            # It keeps the name of the template too, and takes it by its id or by its name.
+            selected = {**template["LaunchTemplateSpecification"], "LaunchTemplateName": None}
+            template = {**template, "LaunchTemplateSpecification": selected}
+            given["mixed_instances_policy"] = {**policy, "LaunchTemplate": template}
+        plain(self, *arguments, **given)
+
+    return update
+
+
+def _deleting(plain: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Returns *plain*, but that ForceDelete ends all instances of the group, those protected from scaling in as well.
+
+    https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_DeleteAutoScalingGroup.html
+    """
+
+    def delete(self: Any) -> Any:
+        if str(self._get_param("ForceDelete")).lower() == "true":
+            group = self.autoscaling_backend.autoscaling_groups.get(self._get_param("AutoScalingGroupName"))
+            for state in group.instance_states if group is not None else ():
+                state.protected_from_scale_in = False
+        return plain(self)
+
+    return delete
 
 
 def _launch_first(group: Any, number: int, tags: dict[str, str]) -> Any | None:

@@ -194,6 +194,9 @@ def test_an_instance_profile(cloud: Cloud, pool: Make) -> None:
     iam.create_role(RoleName="r", AssumeRolePolicyDocument="{}")
     iam.add_role_to_instance_profile(InstanceProfileName="node", RoleName="r")
     assert cloud.line("instance profile", pool("L4", aws=own)).result == "pass"
+    line = cloud.line("instance profile", pool("L4", aws=own, nodes=sky.Range(0, 8)))
+    assert line.result == "warn" and "the role r; not checked: whether that may change the number of" in line.found
+    assert "autoscaling:SetDesiredCapacity" in line.to_do and "skyinfra-p-*" in line.to_do
     cloud.refuse("iam", "GetInstanceProfile", "AccessDenied", status=403)
     line = cloud.line("instance profile", pool("L4", aws=own))
     assert (line.result, "iam:GetInstanceProfile" in line.to_do) == ("warn", True)

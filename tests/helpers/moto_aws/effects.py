@@ -55,6 +55,7 @@ def cases(mine: dict[str, Any]) -> list[Case]:
         Case("node_count", "more", {"node_count": 3}),
         Case("node_count", "fewer", {"node_count": 1}, group=None),
         Case("node_count", "of spot: one, which makes it an instance", {"node_count": 1}, pair=None),
+        Case("min_nodes", "some, where there was none", {"min_nodes": 1}),
         Case(
             "machine_types",
             "another, for which EC2 stops and starts the node",
