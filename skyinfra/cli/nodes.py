@@ -100,10 +100,10 @@ def keep(
         state = pool.look().state
         pool.keep(seconds)
     if not seconds:
-        typer.echo(f"{fleet} is kept no longer: it is idle from its last use on.")
+        tables.say(f"{fleet} is kept no longer: it is idle from its last use on.")
     else:
         ends = "" if state is None or state.ends else " No node of it ends itself, though."
-        typer.echo(f"{fleet} is not idle for {length}.{ends}")
+        tables.say(f"{fleet} is not idle for {length}.{ends}")
 
 
 @app.command()

@@ -143,7 +143,9 @@ def write(stream: str, text: str) -> None:
 def can_be_asked(verb: str) -> None:
     """Ends the command where nobody is there who could approve of what it does."""
     if not sys.stdin.isatty():
-        typer.echo(f"error: nobody can be asked here; give --auto-approve to {verb}", err=True)
+        from skyinfra.terminal.tables import say  # which takes longer to import than the help takes
+
+        say(("error:", "bold red"), f" nobody can be asked here; give --auto-approve to {verb}", to_stderr=True)
         raise typer.Exit(2)
 
 

@@ -202,7 +202,7 @@ def deploy(
             synthesize=partial(synthesize, selected.name, project),
             attempt=attempt,
             ask=partial(ask_to, "deploy", auto_approve),
-            say=partial(typer.echo, err=True),
+            say=partial(tables.say, to_stderr=True),
         )
         done = failover.deploy()
         selected = failover.stack
@@ -238,7 +238,7 @@ def destroy(stack: StackName = None, auto_approve: Yes = False, gone: Gone = Fal
     selected = stack_to_destroy(project, stack)
     block = next((each for each in project.blocks() if each.stack.folder == selected.folder), None)
     if block is not None:
-        typer.echo(f"{selected.name}: {program_of(block)}", err=True)
+        tables.say(f"{selected.name}: {program_of(block)}", to_stderr=True)
     approve, planning = Approval(selected, "destroy", auto_approve), working(f"plan {selected.name}: terraform")
     before = partial(keep_jobs, selected, project.base_of(selected), destroy=True)
     with kept_from_programs(block) if block is not None else nullcontext() as forget_block:
@@ -256,7 +256,7 @@ def destroy(stack: StackName = None, auto_approve: Yes = False, gone: Gone = Fal
         sys.stderr.write(f"the hosts of {selected.name} stay in {hosts.file()}: {error}\n")
     typer.echo(f"{selected.name}: {'nothing to destroy' if done.empty else 'destroyed'}")
     for line in kept_lines(selected):
-        typer.echo(f"{selected.name}: {line}")
+        tables.say(f"{selected.name}: {line}")
 
 
 @app.command()
@@ -272,13 +272,13 @@ def keep_jobs(stack: SynthesizedStack, project: Path, plan: Plan, *, destroy: bo
     with working(f"keep the jobs of {stack.name}"):
         found = list(keep_before(stack, plan, project, destroy=destroy))
     for done in found:
-        typer.echo(str(done), err=True)
+        tables.say(str(done), to_stderr=True)
 
 
 def ask_to(verb: str, auto_approve: bool, question: str) -> bool:
     """Asks a *question* on the terminal; with *auto_approve* it is said alone. Ends where nobody can be asked."""
     if auto_approve:
-        typer.echo(question.rstrip("?"), err=True)
+        tables.say(question.rstrip("?"), to_stderr=True)
         return True
     can_be_asked(verb)
     return typer.confirm(question, err=True)

@@ -32,8 +32,8 @@ def move(
     selected = synthesize(target, project)
     stack, _, pool = source.partition("/")
     moved = move_pools(stack_to_destroy(project, stack), selected, pool or None)
-    typer.echo(f"{', '.join(moved)}: moved from {stack} to {selected.name}, and nothing else was changed")
-    typer.echo(f"See what is left to change, such as tags: skyinfra plan {selected.name}")
+    tables.say(f"{', '.join(moved)}: moved from {stack} to {selected.name}, and nothing else was changed")
+    tables.say(f"See what is left to change, such as tags: skyinfra plan {selected.name}")
 
 
 @app.command()
@@ -57,19 +57,19 @@ def upgrade(
             return
         tasks = sum(map(len, pool.running().values()))
         now = f"{counted(tasks, 'running task')} may go on for {drain:g} s" if tasks else "No task runs now"
-        typer.echo(f"{now}. Jobs wait, and go on afterwards.", err=True)
+        tables.say(f"{now}. Jobs wait, and go on afterwards.", to_stderr=True)
         if not auto_approve:
             can_be_asked("upgrade")
             if not typer.confirm(f"Upgrade {manifest.fleet}?", err=True):
                 raise typer.Exit(1)
 
         def say(text: str) -> None:
-            typer.echo(f"{manifest.fleet}: {text}", err=True)
+            tables.say(f"{manifest.fleet}: {text}", to_stderr=True)
 
         failed = Upgrade(stack, manifest, pool, names, drain, say).run()
         _show(manifest.fleet, running(pool, names), version)
     for node, why in failed.items():
-        typer.echo(f"{node} was not upgraded: {why}", err=True)
+        tables.say(f"{node} was not upgraded: {why}", to_stderr=True)
     if failed:
         raise typer.Exit(1)
 
@@ -82,9 +82,9 @@ def _show(fleet: str, found: dict[str, Running], version: str | None) -> None:
         made.add_row(node, escape(each.version or "older"), escape(problem))
     tables.console().print(made)
     if version is not None and all(each.version == version for each in found.values()):
-        typer.echo(f"{fleet}: every node has the runner of this skyinfra, {version}")
+        tables.say(f"{fleet}: every node has the runner of this skyinfra, {version}")
     elif version is not None:
-        typer.echo(f"{fleet}: the runner of this skyinfra is {version}")
+        tables.say(f"{fleet}: the runner of this skyinfra is {version}")
 
 
 def _check(provider: str, fleet: str, found: dict[str, Running]) -> None:

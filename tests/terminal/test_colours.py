@@ -199,3 +199,9 @@ def test_lines_of_a_traceback_stay_as_they_are() -> None:
         'Traceback (most recent call last):\n  File "/a/long/folder/of/a/project/train.py", line 19, in train\n'
     )
     assert [line.plain for line in folding.sentences(text, 40)][1].endswith("line 19, in train")
+
+
+def test_commands_say_sentences_in_a_way_that_folds_them() -> None:
+    """`typer.echo` leaves that to the terminal, which breaks words and paths."""
+    package = Path(skyinfra.__file__).parent
+    assert [file.name for file in package.rglob("*.py") if re.search(r"echo\(.*err=True", file.read_text())] == []
