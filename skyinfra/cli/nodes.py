@@ -102,7 +102,11 @@ def keep(
     if not seconds:
         tables.say(f"{fleet} is kept no longer: it is idle from its last use on.")
     else:
-        ends = "" if state is None or state.ends else " No node of it ends itself, though."
+        ends = (
+            ""
+            if state is None or state.ends
+            else " No node of it ends itself: that holds off `skyinfra destroy --when-idle`."
+        )
         tables.say(f"{fleet} is not idle for {length}.{ends}")
 
 

@@ -1,4 +1,4 @@
-"""``skyinfra synth | plan | deploy | destroy | preflight | iam``: stacks, by way of Terraform."""
+"""``skyinfra synth | plan | deploy | preflight | iam``: stacks, by way of Terraform."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import shlex
 import sys
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,23 +20,20 @@ from skyinfra.cli.options import Json, StackName, Wide, Yes, can_be_asked
 from skyinfra.deploy.affected_nodes import endings
 from skyinfra.deploy.apply import carry_out, planned
 from skyinfra.deploy.cost import Cost, cost_of
-from skyinfra.deploy.disks import kept_lines
 from skyinfra.deploy.kept import keep_before
 from skyinfra.deploy.missing_nodes import ended_nodes
-from skyinfra.deploy.orphans import Orphan, find_orphans, forget, stack_to_destroy
-from skyinfra.deploy.spending import holdings, program_of
+from skyinfra.deploy.orphans import Orphan, find_orphans
+from skyinfra.deploy.spending import holdings
 from skyinfra.deploy.transitions import transitions
-from skyinfra.errors import NotSupported, SkyinfraError, counted
+from skyinfra.errors import SkyinfraError, counted
 from skyinfra.failover.deploying import Failover
 from skyinfra.places.choices import Choices
 from skyinfra.protocol.manifest import Manifest
-from skyinfra.ssh import hosts
 from skyinfra.terminal import tables
 from skyinfra.terminal.drawing import show_transition
 from skyinfra.terminal.overview import show_steps, steps_of
 from skyinfra.terminal.plans import plan_document, show_plan
 from skyinfra.terminal.progress import synthesized, working
-from skyinfra.terraform.blocks import kept_from_programs
 from skyinfra.terraform.program import Plan
 from skyinfra.terraform.project import Project
 from skyinfra.terraform.synthesized import SynthesizedStack
@@ -229,34 +226,6 @@ def deploy(
         if say is not None:
             say("error", error=type(error).__name__, message=str(error))
         raise
-
-
-@app.command()
-def destroy(stack: StackName = None, auto_approve: Yes = False, gone: Gone = False) -> None:
-    """Remove everything a stack created, after keeping its jobs' logs. It need not be declared any more."""
-    project = Project.find()
-    selected = stack_to_destroy(project, stack)
-    block = next((each for each in project.blocks() if each.stack.folder == selected.folder), None)
-    if block is not None:
-        tables.say(f"{selected.name}: {program_of(block)}", to_stderr=True)
-    approve, planning = Approval(selected, "destroy", auto_approve), working(f"plan {selected.name}: terraform")
-    before = partial(keep_jobs, selected, project.base_of(selected), destroy=True)
-    with kept_from_programs(block) if block is not None else nullcontext() as forget_block:
-        done = carry_out(selected, approve=approve, destroy=True, gone=gone, planning=planning, before=before)
-        if done is None:
-            raise typer.Exit(1)
-        if forget_block is not None:
-            forget_block()
-    forget(project, selected)
-    if project.app:
-        Choices.read(project.folder).without(selected.name)
-    try:
-        hosts.forget_hosts(project.folder, selected.name)
-    except NotSupported as error:
-        sys.stderr.write(f"the hosts of {selected.name} stay in {hosts.file()}: {error}\n")
-    typer.echo(f"{selected.name}: {'nothing to destroy' if done.empty else 'destroyed'}")
-    for line in kept_lines(selected):
-        tables.say(f"{selected.name}: {line}")
 
 
 @app.command()

@@ -1,15 +1,23 @@
-"""The nodes that a plan replaces, destroys, or stops and starts: why, and what ends with them."""
+"""The nodes that a plan replaces, destroys, or stops and starts: why, what ends with them, and the use of fleets."""
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from skyinfra.errors import SkyinfraError
+from skyinfra.deploy.missing_nodes import lost_nodes
+from skyinfra.errors import FleetUnreachable, NodeError, SkyinfraError
+from skyinfra.protocol import questions
 from skyinfra.protocol.manifest import Manifest
 from skyinfra.providers import machines_of
 from skyinfra.terraform.program import Plan
 from skyinfra.terraform.synthesized import SynthesizedStack
+
+if TYPE_CHECKING:
+    from skyinfra.client import Questions
 
 _ADDRESS = re.compile(
     r"module\.(?P<module>(?P<pool>[^.\[]+?)(?:__[^.\[]+)?)\.(?:module\.\w+\.)?(?P<type>\w+)\.(?P<name>\w+)"
@@ -32,6 +40,11 @@ _REASONS = {
 # With it begins the reason of a node that is replaced for what its pool declares, and goes on with what it has.
 SICK = "it is sick"
 _PATIENCE_S = 3.0
+# Of who asks whether a fleet is used: for the connection to a head, and for the answer of a node.
+_CONNECT_S = 10.0
+_ANSWER_S = 15.0
+_NAMED = 3
+
 
 # The names of the tasks on each slot, and how many jobs have not ended.
 _Running = tuple[dict[str, list[str]], int]
@@ -168,3 +181,93 @@ def _running(manifest: Manifest) -> _Running | None:
             return slots, sum(job.state in ("queued", "running") for job in pool.jobs())
     except SkyinfraError:
         return None
+
+
+@dataclass(frozen=True)
+class Use:
+    """The use of *fleet*. idle_s: for how long nothing has used it; None where nobody knows, infinite where no machine
+    of it is there any more. what: uses it now, or why nobody knows, in words. kept_s: for how long it is kept
+    (`skyinfra keep`). silent: its head or a node does not answer, which a plan may explain: their machines are gone."""
+
+    fleet: str
+    idle_s: float | None
+    what: str = ""
+    kept_s: float = 0.0
+    silent: bool = False
+
+
+def uses(stack: SynthesizedStack, plan: Plan | None = None) -> list[Use]:
+    """Returns the use of each fleet of *stack*. Raises what Terraform's outputs and state raise.
+
+    plan: of its destroy, which has asked the cloud for the machines; without one, nobody knows of machines of a cloud
+    whether they are gone.
+    """
+    fleets, resources = stack.fleets(), stack.resources()
+    found = [_use(stack, manifest, plan) for manifest in fleets.values()]
+    for name in (each["name"] for each in stack.pools if each["name"] not in fleets):
+        if any(each.module == name for each in resources):
+            found.append(Use(f"{stack.name}/{name}", None, "it is partly deployed, without a head to ask"))
+    return found
+
+
+def _use(stack: SynthesizedStack, manifest: Manifest, plan: Plan | None) -> Use:
+    from skyinfra.client import open_questions
+
+    try:
+        with open_questions(manifest, timeout=_CONNECT_S, patience=_CONNECT_S, any_version=True) as fleet:
+            return _asked(fleet, lambda: _gone(stack, manifest, plan))
+    except SkyinfraError as error:
+        # Those of a group end as their head does, for themselves; what the plan says of the group does not count them.
+        ended = not manifest.group_nodes or _ends(stack, manifest.pool)
+        if isinstance(error, FleetUnreachable) and ended and _gone(stack, manifest, plan) >= len(manifest.nodes):
+            return Use(manifest.fleet, math.inf)
+        return Use(manifest.fleet, None, error.message, silent=True)
+
+
+def _asked(fleet: Questions, gone: Callable[[], int]) -> Use:
+    """Returns the use of a fleet whose head answers. gone: the number of its machines that are not there any more."""
+    name, state = fleet.manifest.fleet, fleet.look().state
+    if state is None or state.idle_s is None:
+        return Use(name, None, f"its head does not count that (yet): `skyinfra upgrade {name}` where it is older")
+    if what := _at_work(fleet):
+        return Use(name, 0.0, what)
+    answers = fleet.ask_all(fleet.node_names(), questions.USE, wait_s=_ANSWER_S)
+    silent = {node: answer.message for node, answer in answers.items() if isinstance(answer, NodeError)}
+    said = [answer for answer in answers.values() if not isinstance(answer, NodeError)]
+    idle_s = min([state.idle_s, *(float(each["idle_s"]) for each in said)])
+    kept_s = max((float(each["keep_s"]) for each in said), default=0.0)
+    if silent and len(silent) > gone():
+        whys = [f"{node}: {why}" for node, why in silent.items()]
+        return Use(name, None, "; ".join(whys[:_NAMED]), silent=True)
+    return Use(name, 0.0 if kept_s else idle_s, kept_s=kept_s)
+
+
+def _at_work(fleet: Questions) -> str:
+    """Returns what runs and waits on the fleet, in words; empty where nothing does."""
+    work = [f"task {task.name} on {slot}" for slot, tasks in fleet.running().items() for task in tasks]
+    work += [f"job {job.name}, {job.state}" for job in fleet.jobs() if not job.over]
+    return _few(work)
+
+
+def _few(words: Sequence[str]) -> str:
+    more = f" and {len(words) - _NAMED} more" if len(words) > _NAMED else ""
+    return ", ".join(words[:_NAMED]) + more
+
+
+def _ends(stack: SynthesizedStack, pool: str) -> bool:
+    """Returns whether the nodes of that *pool* end themselves, as it is declared."""
+    declared = next((each for each in stack.pools if each["name"] == pool), {})
+    return bool(declared.get("stop_after_idle") or declared.get("max_lifetime"))
+
+
+def _gone(stack: SynthesizedStack, manifest: Manifest, plan: Plan | None) -> int:
+    """Returns how many nodes that the state has are not there any more, as far as is known."""
+    if manifest.provider in ("local", "container"):
+        lost = [address for address in lost_nodes(stack) if address.startswith(f"module.{manifest.pool}.")]
+        return sum("credential" not in address for address in lost)
+    if plan is None or plan.run is not None:
+        return 0
+    # A destroy does not destroy what the cloud has not found.
+    there, nodes = {address for _, address in plan.changes}, {node.id for node in manifest.nodes}
+    mine = [each for each in stack.resources() if each.module == manifest.pool and each.attributes.get("id") in nodes]
+    return sum(each.address not in there for each in mine if machines_of(each.type, each.attributes) is not None)

@@ -211,7 +211,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         unwatched = {node: what for node, what in self.sick.unwatched.items() if node not in self._out_of_service}
         problems: dict[str, object] = {"sick": self.sick.slots(), "unwatched": unwatched}
         problems |= {"sick_for": self.sick.seconds()}
-        problems |= {"ends": self.use.ends, "stops": self.use.announced}
+        problems |= {"ends": self.use.ends, "stops": self.use.announced, "idle_s": self.use.idle_s}
         problems |= {"size": self.size_state.to_json()} if self.size_state is not None else {}
         return {**super().identity(n_workers), STARTUP_KEY: state.to_json(), SICK_KEY: problems}
 

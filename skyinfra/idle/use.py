@@ -34,13 +34,25 @@ class FleetUse:
         self._used = -math.inf
         self._kept = -math.inf
         self._begun = False
-        # For how long a node knows of no use, and when it said so.
-        self._reports: dict[str, tuple[float, float]] = {}
+        # For how long a node knows of no use, when it said so, and whether it ends itself at some time.
+        self._reports: dict[str, tuple[float, float, bool]] = {}
 
     @property
     def ends(self) -> bool:
-        """Whether a node of the fleet ends itself at some time: no other one reports its use."""
-        return bool(self._reports)
+        """Whether a node of the fleet ends itself at some time."""
+        return any(ends for _, _, ends in self._reports.values())
+
+    @property
+    def idle_s(self) -> float | None:
+        """For how long nobody knows of a use, 0 while the fleet is kept; None before a node, that of the head at least,
+        has said something."""
+        if self._busy():
+            self.note()
+        now = self._now()
+        return None if not self._reports else 0.0 if self._kept > now else self._least(now)
+
+    def _least(self, now: float) -> float:
+        return min(now - self._used, *(idle + now - said for idle, said, _ in self._reports.values()))
 
     def note(self) -> None:
         """Notes that the fleet is used now."""
@@ -52,10 +64,17 @@ class FleetUse:
         return max(0.0, seconds)
 
     def report(
-        self, node: str, idle_s: float, keep_s: float, begun: bool = False, stops: str | None = None
+        self,
+        node: str,
+        idle_s: float,
+        keep_s: float,
+        begun: bool = False,
+        stops: str | None = None,
+        ends: bool = True,
     ) -> UseOfFleet:
         """Notes what *node* knows: for how long there was no use, for how long it is kept, whether there was a use at
-        all. Returns these of the fleet, and for how long its budget lasts while all nodes run.
+        all; and whether it *ends* itself. Returns these of the fleet, and for how long its budget lasts while all nodes
+        run.
 
         A head that started anew has from its nodes what it has forgotten.
         """
@@ -64,7 +83,7 @@ class FleetUse:
             self.note()
         self._kept = max(self._kept, now + keep_s) if self._kept == -math.inf else self._kept
         self._reports = {name: report for name, report in self._reports.items() if now - report[1] < _SILENT_S}
-        self._reports[node] = idle_s, now
+        self._reports[node] = idle_s, now, ends
         self._begun = self._begun or begun
         before, self.stops = self.stops, {name: text for name, text in self.stops.items() if name in self._reports}
         self.stops.pop(node, None)
@@ -72,8 +91,7 @@ class FleetUse:
             self.stops[node] = stops
             if node not in before:
                 self.on_stops(node, stops)
-        least = min(now - self._used, *(idle + now - said for idle, said in self._reports.values()))
-        return least, max(0.0, self._kept - now), self._begun, self._budget_s()
+        return self._least(now), max(0.0, self._kept - now), self._begun, self._budget_s()
 
     def _budget_s(self) -> float | None:
         """Returns for how long the budget lasts while all nodes run, and says how much is spent when that is half of

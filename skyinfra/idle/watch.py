@@ -1,6 +1,7 @@
 """Whether a node is to end, and ending it: its slots are closed first, then it looks again, and only then it ends.
 
-Every node has a `IdleWatch` of its own, in its runner, and needs neither the head nor a client for it.
+One that declares no end counts all the same for how long nothing has used it: a client may ask. Every node has a
+`IdleWatch` of its own, in its runner, and needs neither the head nor a client for it.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from skyinfra.drain import request
 from skyinfra.drain.request import Drain
-from skyinfra.errors import InvalidNodeConfig, StateDirectoryError
+from skyinfra.errors import InvalidNodeConfig, NodeFailed, StateDirectoryError
 from skyinfra.idle import ending
 from skyinfra.idle.meter import FILE, Meter, since_boot, span
 from skyinfra.node.folder import NodeDirectory
@@ -95,10 +97,8 @@ class IdleWatch:
         """Looks again and again, until it is cancelled."""
         while True:
             await asyncio.sleep(self._pause_s)
-            if self._node is not None and self._node.config.ends_itself:
+            if self._node is not None:
                 await self._look(self._node)
-            else:
-                self._serve_on()
 
     @property
     def _pause_s(self) -> float:
@@ -219,6 +219,16 @@ class IdleWatch:
         except StateDirectoryError as error:
             self._log(str(error))
 
+    def use(self, running: bool) -> dict[str, Any]:
+        """Returns what a client asks for, see `questions.USE`. Raises `NodeFailed` before the first look.
+
+        running: whether a program of a client runs, or has run since the last look.
+        """
+        if self._meter is None or self._node is None:
+            raise NodeFailed("its runner has just started, and does not know yet for how long it was not used")
+        used = running or _moved(self._terminals, _terminals(self._node))
+        return {"idle_s": 0.0 if used else self._meter.idle_s, "keep_s": self._meter.keep_s}
+
     @property
     def by_itself(self) -> bool:
         """Whether the end of the runner is the end of the node."""
@@ -230,18 +240,9 @@ class IdleWatch:
         return None
 
     def _typed(self, node: Node) -> bool:
-        """Returns whether somebody has typed, or a program printed, in a terminal of a bought machine or container."""
-        if node.config.folder is None:
-            return False
-        found: dict[str, tuple[float, float]] = {}
-        with contextlib.suppress(OSError), os.scandir(_TERMINALS) as entries:
-            for entry in entries:
-                if entry.name.isdigit():
-                    with contextlib.suppress(OSError):
-                        seen = entry.stat()
-                        found[entry.name] = seen.st_atime, seen.st_mtime
-        before, self._terminals = self._terminals, found
-        return before is not None and any(before.get(name) != times for name, times in found.items())
+        """Returns whether somebody has typed, or a program printed, in a terminal since the last look."""
+        before, self._terminals = self._terminals, _terminals(node)
+        return _moved(before, self._terminals)
 
     def _write(self, meter: Meter) -> None:
         last = self._written
@@ -261,6 +262,24 @@ class IdleWatch:
         if text != self._said:
             logger.error("%s", text)
         self._said = text
+
+
+def _terminals(node: Node) -> dict[str, tuple[float, float]]:
+    """Returns when something was typed and printed last in each terminal of a bought machine or container."""
+    found: dict[str, tuple[float, float]] = {}
+    if node.config.folder is None:
+        return found
+    with contextlib.suppress(OSError), os.scandir(_TERMINALS) as entries:
+        for entry in entries:
+            if entry.name.isdigit():
+                with contextlib.suppress(OSError):
+                    seen = entry.stat()
+                    found[entry.name] = seen.st_atime, seen.st_mtime
+    return found
+
+
+def _moved(before: dict[str, tuple[float, float]] | None, now: dict[str, tuple[float, float]]) -> bool:
+    return before is not None and any(before.get(name) != times for name, times in now.items())
 
 
 def _life(config: NodeConfig, meter: Meter) -> tuple[float, float, str, str]:

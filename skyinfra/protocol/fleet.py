@@ -133,8 +133,9 @@ class FleetState(_schema.Document, error=InvalidManifest, source="head", version
     the slots that take no tasks as they fail them for a reason of their node, or do not start, and that reason.
     ``unwatched``: the nodes where something is missing that starts the runner again, and what. ``ends``: whether nodes
     end themselves at some time; ``stops``: those that do so soon, and when. ``sick_for``: for how many seconds nodes
-    with sick slots have had some. ``size``: the number of nodes, where it follows the work. These six come beside the
-    others, under `instance.SICK_KEY`.
+    with sick slots have had some. ``size``: the number of nodes, where it follows the work. ``idle_s``: for how long
+    the head knows of no use of the fleet; None where it does not know that. These seven come beside the others, under
+    `instance.SICK_KEY`.
     """
 
     version: int
@@ -151,6 +152,7 @@ class FleetState(_schema.Document, error=InvalidManifest, source="head", version
     stops: dict[str, str] = field(default_factory=dict, metadata={"later": True})
     sick_for: dict[str, float] = field(default_factory=dict, metadata={"later": True})
     size: SizeState | None = field(default=None, metadata={"later": True})
+    idle_s: float | None = field(default=None, metadata={"later": True})
 
     def sick_nodes(self) -> dict[str, str]:
         """Returns why slots of a node are sick, by the node: the reason of the first one, and how many there are."""

@@ -13,3 +13,5 @@ PUT = "put"
 GET = "get"
 UPGRADE = "upgrade"
 FORWARD = "forward"
+# For how long a node knows of no use of its fleet (idle_s), and it is kept (keep_s), in seconds.
+USE = "use"

@@ -33,7 +33,7 @@ _JOURNAL_S = 20.0
 
 class Answers:
     """Answers for the node with the configuration file *config*. *kill_task*: see `Workers.kill_task`; *figures_of*,
-    *measured*: `TaskFigures.of` and `TaskFigures.all`."""
+    *measured*: `TaskFigures.of` and `TaskFigures.all`; *use*: `IdleWatch.use`."""
 
     def __init__(
         self,
@@ -41,6 +41,7 @@ class Answers:
         kill_task: Callable[[str, str], bool],
         figures_of: Callable[[str], dict[str, Any] | None],
         measured: Callable[[], dict[str, Any]],
+        use: Callable[[], dict[str, Any]],
     ) -> None:
         self._config = config
         self._directory = directory_of(config)
@@ -60,6 +61,7 @@ class Answers:
             questions.GET: files.get,
             questions.UPGRADE: Upgrades(self._directory).answer,
             questions.FORWARD: Ends(self._head).open,
+            questions.USE: use,
         }
 
     def __call__(self, question: str, arguments: dict[str, Any]) -> object:

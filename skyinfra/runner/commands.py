@@ -37,10 +37,15 @@ class Commands:
         self._running: dict[str, _Command] = {}
         self._begun = False
 
+    @property
+    def active(self) -> bool:
+        """Whether a program runs, or has run since the last call of `used`."""
+        return self._begun or bool(self._running)
+
     def used(self) -> bool:
         """Returns whether a program runs, or has run since the last call."""
-        begun, self._begun = self._begun, False
-        return begun or bool(self._running)
+        found, self._begun = self.active, False
+        return found
 
     def start(self, command: list[str]) -> str:
         """Starts a program and returns its id. Raises `NodeFailed`, `InvalidField`."""

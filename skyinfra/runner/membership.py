@@ -131,9 +131,10 @@ class Membership:
     ) -> UseOfFleet | None:
         """Tells the head for how long *node* knows of no use, see `FleetUse.report`; None where it does not answer."""
         if self._scheduler is not None:
-            return self._scheduler.use.report(node.name, idle_s, keep_s, begun, stops)
-        if self._head_connection is None or self._head_connection.layout is None:
-            return None  # a head that is not there is asked for a long time
+            return self._scheduler.use.report(node.name, idle_s, keep_s, begun, stops, node.config.ends_itself)
+        connected = self._head_connection is not None and self._head_connection.layout is not None
+        if not connected or not node.config.ends_itself:
+            return None  # a head that is not there is asked for a long time, and a node that stays has nothing to hear
         try:
             async with head_connection.connection(node) as scheduler:
                 reported = services.use(

@@ -15,6 +15,7 @@ import signal
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from skyinfra import desired, mig
 from skyinfra.desired import Desired
@@ -75,7 +76,7 @@ class Service:
         self._reload = asyncio.Event()
         self._workers = Workers(directory)
         self._figures = TaskFigures(directory, lambda: metrics.measure(path, cheap=True))
-        self._answers = answers = Answers(path, self._workers.kill_task, self._figures.of, self._figures.all)
+        self._answers = answers = Answers(path, self._workers.kill_task, self._figures.of, self._figures.all, self._use)
         self._membership = Membership(directory, self._reload, answers)
         self._reconciler = Reconciler(directory, self._workers, self._membership, self._reload, partitions)
         self._drain = DrainWatch(directory, self._membership.may_drain, self._reload)
@@ -169,6 +170,9 @@ class Service:
 
     async def _uses(self) -> bool:
         return self._answers.commands.used() or bool(await self._workers.busy(kept=False))
+
+    def _use(self) -> dict[str, Any]:
+        return self._idle.use(self._answers.commands.active)
 
     def _measure(self, node: Node) -> None:
         """Measures now and then for how long the machine runs, and informs the head."""

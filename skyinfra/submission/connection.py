@@ -253,8 +253,10 @@ class Asker:
             "ends": False,
             "sick_for": {},
             "size": None,
+            "idle_s": None,
             **(identity.get(SICK_KEY) or {}),
         }
+        idle_s = problems["idle_s"]
         return Snapshot(
             slots=self._slots(described, "running"),
             # The runner pauses the workers of the slots that go.
@@ -268,6 +270,7 @@ class Asker:
                 stops=dict(problems["stops"]),
                 sick_for=dict(problems["sick_for"]),
                 size=SizeState.read(rpc.lists(problems["size"])) if problems["size"] is not None else None,
+                idle_s=None if idle_s is None else float(idle_s),
             ),
         )
 

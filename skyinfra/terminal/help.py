@@ -24,7 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "upgrade": ("upgrade", "Bring the runner of a fleet to this version of skyinfra"),
     "move": ("upgrade", "Move a pool with its nodes to another stack, or all pools of a stack to its new name"),
     "keep": ("nodes", "Keep a fleet from being idle for a time from now on"),
-    "destroy": ("stacks", "Remove everything a stack created, after keeping its jobs' logs"),
+    "destroy": ("destroy", "Remove everything a stack created, after keeping its jobs' logs"),
     "completion": ("init", "Print the completion of a shell"),
     "run": ("run", "Run a Python script on one slot"),
     "put": ("execute", "Copy a file or a folder to the nodes, below sky.files() of tasks"),
@@ -96,7 +96,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     "upgrade": ("skyinfra upgrade my-stack/pool", "skyinfra upgrade my-stack/pool --drain 60 --auto-approve"),
     "move": ("skyinfra move old-name new-name", "skyinfra move research/train production"),
     "keep": ("skyinfra keep my-stack/pool 2h", "skyinfra keep my-stack/pool 0"),
-    "destroy": ("skyinfra destroy", "skyinfra destroy my-stack --auto-approve"),
+    "destroy": ("skyinfra destroy", "skyinfra destroy my-stack --when-idle 30m --auto-approve"),
     "completion": ("skyinfra completion bash >> ~/.bashrc", "skyinfra completion fish"),
     "run": (
         "skyinfra run my-stack/pool train.py --epochs 3",

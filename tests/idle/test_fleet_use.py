@@ -82,3 +82,33 @@ def test_a_use_that_a_node_alone_has_seen_is_known_to_all() -> None:
     assert fleet.report("n0", 30.0, 0.0) == (30.0, 0.0, False, None)
     fleet.report("n1", 0.0, 0.0, True)
     assert fleet.report("n0", 30.0, 0.0) == (0.0, 0.0, True, None)
+
+
+def test_who_asks_hears_it_at_once_and_nothing_before_a_node_has_said_something() -> None:
+    clock = Clock()
+    fleet = clock.use()
+    assert fleet.idle_s is None
+    fleet.report("n0", 300.0, 0.0, ends=False)
+    clock.now += 50
+    assert (fleet.idle_s, fleet.ends) == (350.0, False)
+    # What came since the last report counts.
+    fleet.note()
+    clock.now += 3
+    assert fleet.idle_s == 3.0
+    clock.busy = True
+    assert fleet.idle_s == 0.0
+    clock.busy = False
+    clock.now += 8
+    assert fleet.idle_s == 8.0
+    fleet.keep(60.0)
+    assert fleet.idle_s == 0.0
+    clock.now += 61
+    assert fleet.idle_s == 69.0
+
+
+def test_a_fleet_ends_where_a_node_does() -> None:
+    fleet = Clock().use()
+    fleet.report("n0", 1.0, 0.0, ends=False)
+    assert not fleet.ends
+    fleet.report("n1", 1.0, 0.0)
+    assert fleet.ends

@@ -13,7 +13,7 @@ import pytest
 
 from skyinfra.drain import request
 from skyinfra.drain.request import Drain
-from skyinfra.errors import StateDirectoryError
+from skyinfra.errors import NodeFailed, StateDirectoryError
 from skyinfra.idle import ending, watch
 from skyinfra.idle.meter import FILE, Meter
 from skyinfra.idle.watch import IdleWatch
@@ -489,3 +489,28 @@ def test_a_machine_that_is_never_ready_ends_and_so_does_its_bill(leaving: Leavin
     for _ in range(3):
         leaving.look()
     assert world.asked and leaving.asked == 0
+
+
+def test_a_node_that_declares_no_end_counts_all_the_same(world: World) -> None:
+    with pytest.raises(NodeFailed, match="has just started"):
+        world.node.use(False)
+    # Before it is ready once, nothing counts: a fleet that boots is not idle.
+    world.ready = False
+    world.look(3600.0, idle_seconds=0.0)
+    assert world.look(3600.0).use(False) == {"idle_s": 0.0, "keep_s": 0.0}
+    world.ready = True
+    world.look()
+    assert world.look(60.0).use(False)["idle_s"] == 60.0
+    # A program of `skyinfra exec` since the last look.
+    assert world.node.use(True)["idle_s"] == 0.0
+    assert (world.node.over, world.node.stops, world.drain) == (None, None, None)
+    # A shell of `skyinfra ssh` in which somebody types.
+    (world.folder / "pts" / "1").touch()
+    assert world.node.use(False)["idle_s"] == 0.0
+    assert world.look(60.0).use(False)["idle_s"] == 0.0
+    assert world.look(1e6).use(False)["idle_s"] == 1e6
+    assert (world.node.over, world.node.stops, world.drain) == (None, None, None)
+    world.runs = True
+    assert world.look().use(False)["idle_s"] == 0.0
+    world.runs, world.head = False, (5.0, 3600.0, True)
+    assert world.look(60.0).use(False) == {"idle_s": 0.0, "keep_s": 3600.0}
