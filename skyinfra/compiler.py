@@ -171,19 +171,21 @@ def compile_pool(pool: ComputePool, stack: str) -> Deployment:
     accelerator = selection.accelerator
     if accelerator is not None:
         check_concurrency(pool, accelerator.with_(count=1) if selection.hosts > 1 else accelerator)
-    head = replace(_node_config(pool, stack, selection, head=True), budget=budget)
+    stops = pool.budget is not None and pool.budget.action == "stop"
+    head = _node_config(pool, stack, selection, head=True)
+    head = replace(head, budget=budget) if stops else replace(head, warn_budget=budget)
     return Deployment(
         stack=stack,
         pool=pool,
         selection=selection,
         slots=tuple(_slots(head)),
         head=_without_slots(head, pool) if selection.separate_head else head,
-        worker=replace(head, head=False, scheduler=HEAD_PLACEHOLDER, node_idle_seconds=idle_s),
+        worker=replace(head, head=False, scheduler=HEAD_PLACEHOLDER, node_idle_seconds=idle_s, warn_budget=None),
     )
 
 
 def _budget(pool: ComputePool, selection: Selection) -> NodeBudget | None:
-    """Returns the budget by which the nodes end themselves; None where they do not.
+    """Returns the budget by which the nodes end themselves, or of which the head tells; None where nobody pays.
 
     Raises `InvalidField` for one that is spent within the first hour, or that nobody could hold, `NotSupported` where
     nothing ends such nodes.
@@ -206,7 +208,7 @@ def _budget(pool: ComputePool, selection: Selection) -> NodeBudget | None:
         raise InvalidField(
             f"the pool costs ${hourly:.2f} an hour", field="budget.usd", given=pool.budget.usd, hint=hint
         )
-    return NodeBudget(pool.budget.usd, head or node, node, hourly) if stops else None
+    return NodeBudget(pool.budget.usd, head or node, node, hourly)
 
 
 def _check_replaced(pool: ComputePool, selection: Selection) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from skyinfra.client.jobs import COMMAND, Job
 from skyinfra.client.questions import Questions
-from skyinfra.engine.notifications import Notice, post, webhooks
+from skyinfra.engine.notifications import Notice, node_notice, post, webhooks
 from skyinfra.errors import DeclarationError, JobCancelled, SkyinfraError
 
 # Between two looks at the nodes of a fleet.
@@ -68,7 +68,7 @@ def _watch(targets: Sequence[str], pool: Questions, over: threading.Event) -> No
             known = set(sick)
             for node, text in sorted(state.stops.items()) if state is not None else ():
                 if node not in stopping:
-                    send(targets, Notice(pool.manifest.fleet, f"node {node}", "stops", problem=text))
+                    send(targets, node_notice(pool.manifest.fleet, node, text))
                     stopping.add(node)
         if over.wait(_LOOK_S):
             return

@@ -47,10 +47,9 @@ class Webhook:
 class Notice:
     """The end of a job, or of a script that a client waited for; or that a node is sick while a job has not ended.
 
-    state: ``done``, ``failed`` or ``cancelled``; of a node, whose name is ``node NAME`` then, ``sick`` or
-    ``stops``: it ends itself soon. seconds: those
-    of its last attempt. slot: where that ran. exit_code: of a script, as a shell gives it. id: of a job. None: not
-    known.
+    state: ``done``, ``failed`` or ``cancelled``; of a node, whose name is ``node NAME`` then, ``sick``,
+    ``stops``: it ends itself soon, or ``budget``: so much of it is spent. seconds: those of its last attempt. slot:
+    where that ran. exit_code: of a script, as a shell gives it. id: of a job. None: not known.
     """
 
     pool: str
@@ -98,6 +97,12 @@ class Notice:
         """
         text = self.text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
         return json.dumps({"text": text, "job": asdict(self)}).encode()
+
+
+def node_notice(pool: str, node: str, text: str) -> Notice:
+    """Returns the notice of what *node* says: that it ends itself soon, or how much of a budget is spent."""
+    state = "stops" if text.startswith(("stops", "ends")) else "budget"
+    return Notice(pool, f"node {node}", state, problem=text)
 
 
 def webhooks(urls: Iterable[str]) -> tuple[Webhook, ...]:

@@ -12,6 +12,7 @@ import logging
 import time
 from dataclasses import replace
 
+from skyinfra.engine.notifications import Notice, node_notice
 from skyinfra.errors import InvalidField, JobNameTaken, JobNotFound, StateDirectoryError, did_you_mean
 from skyinfra.head.execution import Execution
 from skyinfra.head.journal import Journal, Record
@@ -161,11 +162,11 @@ class Jobs:
 
     def tell_sick(self, node: str, why: str) -> None:
         """Tells the webhooks of jobs that have not ended that *node* is sick, and *why*."""
-        self._notices.sick(node, why)
+        self._notices.of_node(lambda pool: Notice(pool, f"node {node}", "sick", problem=why))
 
     def tell_stops(self, node: str, text: str) -> None:
-        """Tells the webhooks of jobs that have not ended that *node* ends itself soon."""
-        self._notices.sick(node, text, state="stops")
+        """Tells the webhooks of jobs that have not ended that *node* ends itself soon, or what is spent."""
+        self._notices.of_node(lambda pool: node_notice(pool, node, text))
 
     def _send_notices(self, job: Job) -> None:
         """Tells the webhooks of *job*, which has ended; its record says what became of it then."""

@@ -27,6 +27,7 @@ _MOST_JOBS = 20_000
 _AT_ONCE = 8
 # Those that are being called when the head ends may take so long.
 _END_S = 3.0
+_OF_NODES = {"sick": "that it is sick", "stops": "that it stops", "budget": "the budget"}
 
 Delivered = Callable[[tuple[Notification, ...]], Awaitable[None]]
 
@@ -66,14 +67,11 @@ class Notices:
             self._sending.add(task)
             task.add_done_callback(self._sending.discard)
 
-    def sick(self, node: str, why: str, *, state: str = "sick") -> None:
-        """Tells the webhooks of all jobs that have not ended that *node* takes no tasks, and *why*; returns at once.
-
-        state: ``stops`` of one that ends itself soon.
-        """
+    def of_node(self, make: Callable[[str], Notice]) -> None:
+        """Tells the webhooks of all jobs that have not ended what a node says; returns at once. make: gives the notice
+        for a pool."""
         for pool, webhook in {each.url: (pool, each) for pool, found in self._kept.values() for each in found}.values():
-            notice = Notice(pool, f"node {node}", state, problem=why)
-            task = asyncio.create_task(self._post(webhook, notice), name=f"notice of {node}")
+            task = asyncio.create_task(self._post(webhook, make(pool)), name="notice of a node")
             self._sending.add(task)
             task.add_done_callback(self._sending.discard)
 
@@ -90,13 +88,13 @@ class Notices:
             problem = await _in_thread(lambda: post(webhook, notice))
         if problem is None:
             return Notification(webhook.host, "sent")
-        what = notice.name if notice.state in ("sick", "stops") else f"job {notice.name}"
+        what = notice.name if notice.state in _OF_NODES else f"job {notice.name}"
         logger.warning("%s: %s was not notified of %s: %s", what, webhook.host, _of(notice), problem)
         return Notification(webhook.host, "failed", problem)
 
 
 def _of(notice: Notice) -> str:
-    return {"sick": "that it is sick", "stops": "that it stops"}.get(notice.state, "its end")
+    return _OF_NODES.get(notice.state, "its end")
 
 
 def forgotten(info: JobInfo) -> tuple[Notification, ...]:

@@ -20,13 +20,14 @@ class FleetUse:
 
     stops: says that and when nodes end themselves, once that is near, by their names. on_stops: gets a node and that
     sentence when it says so first. budget: what the fleet may cost, by the name of its head; None for any amount.
-    spent: gives what it has cost, in USD.
+    spent: gives what it has cost, in USD. budget_stops: whether nodes end themselves once it is spent.
     """
 
     def __init__(self, busy: Callable[[], bool], now: Callable[[], float] = time.monotonic) -> None:
         self.stops: dict[str, str] = {}
         self.on_stops: Callable[[str, str], object] = lambda node, text: None
         self.budget: tuple[str, NodeBudget] | None = None
+        self.budget_stops = True
         self.spent: Callable[[str, NodeBudget], float] = lambda head, budget: 0.0
         self._part_said = 0.0
         self._busy = busy
@@ -103,9 +104,11 @@ class FleetUse:
         said, self._part_said = self._part_said, max((part for part in _SAID if spent >= part * budget.usd), default=0)
         if self._part_said > said:
             self.on_stops(head, self._spent_text(budget))
-        return max(0.0, (budget.usd - spent) / budget.pool * 3600)
+        return max(0.0, (budget.usd - spent) / budget.pool * 3600) if self.budget_stops else None
 
     def _spent_text(self, budget: NodeBudget) -> str:
+        if not self.budget_stops:
+            return f"says that {self._part_said:.0%} of the budget of {budget} is spent"
         return f"ends once the budget of {budget} is spent: {self._part_said:.0%} of it is"
 
     @property

@@ -113,7 +113,8 @@ class NodeConfig(
     ``idle_seconds``: after how long without use the node ends itself; ``lifetime_seconds``: after how long in any case;
     0: never. ``budget``: they end once it is spent. ``node_idle_seconds``: after how long without a task of its own
     this node ends itself, if the head lets it go. ``min_nodes``, ``max_nodes``: on the head of a fleet whose number of
-    nodes follows the work, the least and the most; 0 most: the number is fixed.
+    nodes follows the work, the least and the most; 0 most: the number is fixed. ``warn_budget``: the
+    head tells of it.
     """
 
     version: int
@@ -146,6 +147,7 @@ class NodeConfig(
     node_idle_seconds: float = field(default=0.0, metadata=_LATER)
     min_nodes: int = field(default=0, metadata=_LATER)
     max_nodes: int = field(default=0, metadata=_LATER)
+    warn_budget: NodeBudget | None = field(default=None, metadata=_LATER)
 
     @property
     def fleet(self) -> str:
@@ -176,8 +178,9 @@ class NodeConfig(
         for name in ("drain_seconds", "grace_seconds", "idle_seconds", "lifetime_seconds", "node_idle_seconds"):
             seconds = getattr(self, name)
             refuse(not 0 <= seconds < math.inf, "must be at least 0", f"{source}.{name}", seconds)
-        for name, usd in vars(self.budget).items() if self.budget is not None else ():
-            refuse(not 0 < usd < math.inf, "must be more than 0", f"{source}.budget.{name}", usd)
+        for part in ("budget", "warn_budget"):
+            for name, usd in (vars(getattr(self, part)) if getattr(self, part) else {}).items():
+                refuse(not 0 < usd < math.inf, "must be more than 0", f"{source}.{part}.{name}", usd)
         wrong = self.slice_hosts != 0 and (self.slice_hosts < 2 or accelerator is None or any(accelerator.per_gpu))
         refuse(wrong, "a slice of several hosts has chips without a layout", f"{source}.slice_hosts", self.slice_hosts)
         wrong = self.max_nodes != 0 and not (self.scheduler_only and 0 <= self.min_nodes <= self.max_nodes)

@@ -261,7 +261,9 @@ class Membership:
                 self._parts.push_async_callback(reports.close)
                 await reports.start()
         self._scheduler.declared_secrets = node.config.secrets
-        self._scheduler.use.budget = (node.name, node.config.budget) if node.config.budget is not None else None
+        budget = node.config.budget or node.config.warn_budget
+        self._scheduler.use.budget = (node.name, budget) if budget is not None else None
+        self._scheduler.use.budget_stops = node.config.budget is not None
         return start.reached_at(self._scheduler)
 
     async def _stop_scheduler(self) -> None:

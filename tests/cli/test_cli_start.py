@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 import skyinfra as sky
 from skyinfra.cli import init
 from skyinfra.cli.app import app
+from skyinfra.compiler import compile_pool
 from skyinfra.terraform.project import Project
 
 
@@ -99,6 +100,16 @@ def test_init_takes_the_library_that_is_installed(
     other = tmp_path / "other"
     out = invoked("init", str(other), "--library", "cdktf").stdout
     assert "from cdktf import App" in (other / "main.py").read_text() and "archived" in out
+
+
+def test_a_project_shows_machines_that_end_by_themselves(tmp_path: Path) -> None:
+    invoked("init", str(tmp_path))
+    lines = [
+        line.removeprefix("        # ") for line in (tmp_path / "main.py").read_text().splitlines() if "# " in line
+    ]
+    text = "\n".join(lines[1:]).rstrip(",")
+    made = compile_pool(eval(text, {"sky": sky}), "demo")
+    assert made.worker.idle_seconds == 1800.0 and made.pool.provider.kind == "aws"
 
 
 @pytest.mark.parametrize(("example", "file"), [("tour", "tour.py"), ("jobs", "job.py"), ("gang", "gang.py")])

@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 from local_fleets.running_node import RunningNode, until
+from servers.webhooks import webhook_server
+from tasks_on_nodes.jobs import wait_for
 
 import skyinfra as sky
 from skyinfra.compiler import compile_pool, revision
 from skyinfra.deploy.missing_nodes import ended_nodes
+from skyinfra.engine.notifications import node_notice
 from skyinfra.errors import InvalidField, InvalidNodeConfig, NotSupported
 from skyinfra.hours.ledger import Ledger
 from skyinfra.idle.meter import FILE, Meter
@@ -20,6 +23,7 @@ from skyinfra.idle.use import FleetUse
 from skyinfra.protocol.nodeconfig import NodeBudget, NodeConfig
 from skyinfra.protocol.readings import MachineRun
 from skyinfra.stack import module_inputs
+from skyinfra.tasks import Task
 from skyinfra.terraform.program import Plan
 from skyinfra.terraform.synthesized import SynthesizedStack
 
@@ -45,8 +49,12 @@ def test_a_node_gets_the_prices_and_the_time_that_all_nodes_have() -> None:
     for action in ("stop", "warn"):
         other = compile_pool(pool(budget=sky.Budget(usd=9999, action=action)), "demo")
         assert revision(other) == revision(made), "it replaces no node"
-    # A runner of the version before reads it.
-    assert other.worker.budget is None and "budget" not in other.worker.dumps()
+    # One that warns is the head's alone; a runner of the version before reads what a worker gets.
+    assert other.head.warn_budget == NodeBudget(9999.0, 55.04, 55.04, 110.08)
+    assert not other.head.ends_itself and other.head.budget is None and "budget" not in other.worker.dumps()
+    placed = replace(other.head, scheduler="10.0.0.1:1")
+    assert NodeConfig.read(placed.to_json()) == placed
+    assert module_inputs(other, ".").get("shutdown_terminates") is None
 
 
 def test_a_group_counts_with_the_dearest_machine_that_it_may_start() -> None:
@@ -124,6 +132,26 @@ def test_the_head_says_what_is_left_and_when_it_is_near() -> None:
     assert use.announced == {}
 
 
+def test_a_budget_that_warns_is_said_and_ends_nothing() -> None:
+    amounts, said = [90.0], list[tuple[str, str]]()
+    use = FleetUse(lambda: False, lambda: 1000.0)
+    use.on_stops = lambda node, text: said.append((node, text))  # type: ignore[func-returns-value]
+    use.spent = lambda head, budget: amounts[-1]
+    use.budget, use.budget_stops = ("n0", BUDGET), False
+    assert use.report("n0", 0.0, 0.0, ends=False)[3] is None and not said
+    for amount in (101.0, 170.0, 230.0):
+        amounts.append(amount)
+        for _ in range(2):
+            assert use.report("n0", 0.0, 0.0, ends=False)[3] is None
+    assert [text for _, text in said] == [
+        f"says that {part} of the budget of $200.00 is spent" for part in ("50%", "80%", "100%")
+    ]
+    assert use.announced == {"n0": "says that 100% of the budget of $200.00 is spent"} and not use.ends
+    # What it is called where people are notified.
+    assert node_notice("demo/mig", *said[-1]).text == f"node n0 on demo/mig: budget: {said[-1][1]}"
+    assert node_notice("demo/mig", "n0", "stops in 3m").state == "stops"
+
+
 def test_a_meter_counts_on_without_its_head_and_keeps_it(tmp_path: Path) -> None:
     meter = Meter(boot="a", at=100.0, served=True, config="c").heard(0.0, 0.0, True, 500.0)
     later = meter.advanced(boot="a", now=300.0, ready=True, config="c")
@@ -145,6 +173,21 @@ def test_the_plan_says_that_a_spent_budget_ends_what_a_deploy_brings_back(tmp_pa
     assert "Where its budget is spent, they end again at once: raise it, or destroy the fleet before." in said
     warns = {**declared, "budget": {"usd": 200.0, "action": "warn"}}
     assert ended_nodes(SynthesizedStack("fleet", tmp_path, (warns,), {"train": {}}, backend={}), plan) == []
+
+
+@pytest.mark.slow
+def test_who_is_to_be_notified_hears_of_a_budget_that_warns(make_node: MakeNode, tmp_path: Path) -> None:
+    node = make_node("n1", cpu_slots=1, warn_budget=NodeBudget(usd=0.2, head=36.0, node=36.0, pool=36.0))
+    node.boot()
+    with webhook_server() as server, node.pool() as pool:
+        job = pool.detach(Task(wait_for, (str(tmp_path / "run"),)), "long", notify=[server.url("hook")])
+        until(lambda: any("100% of" in body["text"] for _, body in server.received), "it is notified")
+        texts = [body["text"] for _, body in server.received]
+        assert texts[-1] == "node n1 on demo/mig: budget: says that 100% of the budget of $0.20 is spent"
+        # Nothing ends, and the head says so to who asks.
+        assert node.status().state == "ready" and not pool.look().state.ends
+        assert pool.look().state.stops == {"n1": "says that 100% of the budget of $0.20 is spent"}
+        job.cancel()
 
 
 @pytest.mark.slow
