@@ -185,8 +185,8 @@ class Range(Declaration):
 class Budget(Declaration):
     """The USD that a fleet of the pool may cost from its deploy to its destroy, by the hours of its machines.
 
-    action: ``"warn"``: from 80 % on `skyinfra status`, `skyinfra cost` and the fleet page say so, ``--notify`` does from
-    50 % on, and `skyinfra cost` exits with 1 once it is spent. It is changed without touching a node. ``"stop"``: the
+    action: ``"warn"``: from 80 % on `skyinfra status`, `skyinfra cost` and the fleet page say so, and ``--notify`` does
+    from 50 % on; `skyinfra cost` exits with 1 once it is spent. It is changed without touching a node. ``"stop"``: the
     nodes end themselves once it is spent, by the account of the head, and without a head by what it said last; those
     that a later deploy makes go on with that account. A machine has the budget that it was made with.
     """
