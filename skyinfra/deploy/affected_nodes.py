@@ -226,12 +226,16 @@ def _use(stack: SynthesizedStack, manifest: Manifest, plan: Plan | None) -> Use:
 
 def _asked(fleet: Questions, gone: Callable[[], int]) -> Use:
     """Returns the use of a fleet whose head answers. gone: the number of its machines that are not there any more."""
-    name, state = fleet.manifest.fleet, fleet.look().state
+    name, now = fleet.manifest.fleet, fleet.look()
+    state = now.state
     if state is None or state.idle_s is None:
         return Use(name, None, f"its head does not count that (yet): `skyinfra upgrade {name}` where it is older")
     if what := _at_work(fleet):
         return Use(name, 0.0, what)
-    answers = fleet.ask_all(fleet.node_names(), questions.USE, wait_s=_ANSWER_S)
+    # Those of a group come and go: the head remembers more than there are.
+    nodes = dict.fromkeys([node.name for node in fleet.manifest.nodes])
+    nodes |= dict.fromkeys(sorted({slot.node for slot in (*now.slots, *now.draining)}))
+    answers = fleet.ask_all([*nodes], questions.USE, wait_s=_ANSWER_S)
     silent = {node: answer.message for node, answer in answers.items() if isinstance(answer, NodeError)}
     said = [answer for answer in answers.values() if not isinstance(answer, NodeError)]
     idle_s = min([state.idle_s, *(float(each["idle_s"]) for each in said)])

@@ -16,6 +16,7 @@ from skyinfra.deploy import affected_nodes
 from skyinfra.deploy.affected_nodes import Use
 from skyinfra.errors import CredentialsRefused, FleetUnreachable, InvalidField, NodeError, SkyinfraError
 from skyinfra.protocol.fleet import FleetState
+from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import Endpoint, Manifest, ManifestNode, ManifestSlot
 from skyinfra.submission.fleet import RunningTask
 from skyinfra.submission.snapshot import Snapshot
@@ -61,22 +62,23 @@ def plan(*there: Resource, run: str | None = None) -> Plan:
 class Asked:
     """A fleet whose head answers."""
 
-    def __init__(self, idle_s: float | None, answers: dict[str, Any], tasks: Any = (), jobs: Any = ()) -> None:
-        self.manifest = manifest()
-        self._state = FleetState(1, idle_s=idle_s)
+    def __init__(
+        self, idle_s: float | None, answers: dict[str, Any], tasks: Any = (), jobs: Any = (), group: Any = ()
+    ) -> None:
+        self.manifest = manifest(nodes=NODES[:1], group_nodes=2) if group else manifest()
+        self._slots = tuple(InstanceInfo(name, 0, f"{name}/0", "gpu", "demo/gpu") for name in group)
+        # The head remembers a node of the group that was preempted long ago.
+        self._state = FleetState(1, slots={"gpu-9": ("gpu-9/0",)}, idle_s=idle_s)
         self._answers, self._tasks, self._jobs = answers, tasks, jobs
 
     def look(self) -> Snapshot:
-        return Snapshot((), (), self._state)
+        return Snapshot(self._slots, (), self._state)
 
     def running(self) -> dict[str, list[RunningTask]]:
         return {"gpu-1/0": list(self._tasks)}
 
     def jobs(self) -> Any:
         return self._jobs
-
-    def node_names(self) -> list[str]:
-        return [*self._answers]
 
     def ask_all(self, nodes: list[str], question: str, **_: Any) -> dict[str, Any]:
         assert question == "use" and nodes == [*self._answers]
@@ -111,8 +113,13 @@ def used(stack: Stack, made: Plan | None = None) -> Use:
 def test_the_least_that_the_head_and_its_nodes_say_counts(answers: Any) -> None:
     answers(Asked(900.0, {"gpu-0": said(910.0), "gpu-1": said(2000.0)}))
     assert used(Stack(manifest())) == Use("demo/gpu", 900.0)
-    # A shell on a worker, of which the head knows nothing.
+    # A shell on a worker, of which the head knows nothing (skypilot#6292).
     answers(Asked(900.0, {"gpu-0": said(910.0), "gpu-1": said(20.0)}))
+    assert used(Stack(manifest())) == Use("demo/gpu", 20.0)
+
+
+def test_the_nodes_of_a_group_that_are_there_are_asked(answers: Any) -> None:
+    answers(Asked(900.0, {"gpu-0": said(910.0), "gpu-a": said(20.0)}, group=("gpu-a",)))
     assert used(Stack(manifest())) == Use("demo/gpu", 20.0)
 
 
@@ -122,7 +129,7 @@ def test_what_uses_it_is_said(answers: Any) -> None:
     found = used(Stack(manifest()))
     assert found.idle_s == 0.0
     assert found.what == "task train on gpu-1/0, task train on gpu-1/0, task train on gpu-1/0 and 2 more"
-    answers(Asked(0.0, {"gpu-0": said(0.0, 3600.0)}))
+    answers(Asked(0.0, {"gpu-0": said(0.0, 3600.0), "gpu-1": said(50.0)}))
     assert used(Stack(manifest())) == Use("demo/gpu", 0.0, kept_s=3600.0)
 
 
@@ -136,6 +143,7 @@ def test_nobody_knows_of_an_older_head_or_node(answers: Any) -> None:
 
 
 def test_a_head_that_cannot_be_reached_is_not_idle(answers: Any) -> None:
+    """dstack#2531."""
     answers(FleetUnreachable("the head does not answer"))
     for made in (None, plan(*MACHINES, VPC), plan(MACHINES[1], VPC), plan(VPC, run="https://app.terraform.io/run-1")):
         assert used(Stack(manifest()), made) == Use("demo/gpu", None, "the head does not answer", silent=True)

@@ -67,5 +67,33 @@ def test_instances_that_end_themselves_are_terminated_and_planned_anew(tmp_path:
     said = " ".join(project.try_run("plan", "train").stderr.split())
     assert "pair: 2 nodes ended without a deploy, as stop_after_idle=30m has it, probably; a deploy brings 2" in said
     assert "group: 3 nodes ended without a deploy" in said
-    # Their jobs are where they were. (moto takes no change of a group without machine types: no deploy here.)
-    assert len(jobs(cloud)) == 2
+    # Their jobs are where they were, and a deploy brings all nodes back.
+    kept = jobs(cloud)
+    assert len(kept) == 2
+    deploy(project, ENDS)
+    assert len(cloud.instances()) == 5 and jobs(cloud) == kept
+    again = cloud.group("group")
+    assert again["AutoScalingGroupName"] == group["AutoScalingGroupName"]
+    assert (again["MinSize"], again["DesiredCapacity"], again["MaxSize"]) == (0, 2, 2)
+    assert changes(project) == {}
+
+
+def test_a_stack_is_destroyed_when_its_instances_have_ended(tmp_path: Path, cloud: Cloud) -> None:
+    project, ec2, groups = Project(tmp_path, cloud), cloud.client("ec2"), cloud.client("autoscaling")
+    deploy(project, ENDS)
+    unused = ("destroy", "train", "--when-idle", "30m", "--auto-approve")
+    # Nothing answers at the addresses of moto's instances: that is not idle.
+    said = project.try_run(*unused)
+    assert said.returncode == 1 and said.stdout.endswith("train: not destroyed\n")
+    assert said.stderr.count("nobody knows whether it is used") == 2 and len(cloud.instances()) == 5
+    named = [each["InstanceId"] for each in cloud.instances() if "skyinfra:node" in tags(each)]
+    # One that still runs may be used.
+    ec2.terminate_instances(InstanceIds=named[:-1])
+    assert project.try_run(*unused).returncode == 1
+    ec2.terminate_instances(InstanceIds=named)
+    for each in cloud.group("group")["Instances"]:
+        groups.terminate_instance_in_auto_scaling_group(
+            InstanceId=each["InstanceId"], ShouldDecrementDesiredCapacity=True
+        )
+    assert project.run(*unused).endswith("train: destroyed\n")
+    assert jobs(cloud) == []

@@ -6,6 +6,7 @@ import gzip
 import json
 import re
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -13,6 +14,10 @@ from booted_nodes.fleet import Bed, Fleet
 from booted_nodes.machine import Machine
 from tasks_on_nodes.booted import look, work
 from terraform_projects.commands import until
+
+from skyinfra.deploy.spending import pool_spent, priced_hours
+from skyinfra.offers import Price
+from skyinfra.protocol import questions
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("booted-more")]
 
@@ -67,3 +72,29 @@ def test_a_task_cannot_shut_a_machine_down_that_declares_no_end(three: Fleet) ->
     said = machine.execute("journalctl", "-u", "skyinfra-end", "--no-pager").stdout
     assert "declares no end of this machine" in said
     machine.execute("rm", "/var/lib/skyinfra/end.request")
+
+
+def test_hours_and_use_of_nodes_that_declare_no_end(three: Fleet) -> None:
+    """What `skyinfra cost` and `skyinfra destroy --when-idle` ask for."""
+    names = {machine.name for machine in three.nodes}
+    price = Price(36.0, "us-east-1", "2026-11-20")
+    pool_of = {"provider": "aws", "machine_types": ["p5.4xlarge"], "prices": {"p5.4xlarge": asdict(price)}}
+    with three.connect() as pool:
+        hours = until(lambda: (now := pool.hours()) and {run.node for run in now.runs} == names and now, seconds=300)
+        up = {each.name: float(each.execute("ps", "-o", "etimes=", "-p", "1").stdout) for each in three.nodes}
+        used = until(lambda: use(pool, names))
+        manifest = pool.manifest
+    spent = pool_spent(manifest.fleet, (priced_hours(hours, pool_of, manifest),), pool=pool_of, manifest=manifest)
+    assert {each["node"] for each in spent["nodes"]} == names and spent["unknown"] == []
+    for each in spent["nodes"]:
+        # From the boot of the machine on, and no longer than it is up.
+        assert 0 < each["hours"] * 3600 <= up[each["node"]] + 5
+        assert each["machine_type"] == three._node(three.head)["machine_type"]
+    assert spent["usd"] == pytest.approx(36.0 * sum(each["hours"] for each in spent["nodes"]), abs=0.01)
+    assert all(0 <= each["idle_s"] <= up[node] + 60 and each["keep_s"] == 0 for node, each in used.items())
+
+
+def use(pool: Any, names: set[str]) -> dict[str, Any] | None:
+    """What the nodes say of their use, once each says something."""
+    found: dict[str, Any] = pool.ask_all(sorted(names), questions.USE)
+    return found if all(isinstance(each, dict) for each in found.values()) else None
