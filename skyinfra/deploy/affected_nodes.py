@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from skyinfra.deploy.missing_nodes import lost_nodes
-from skyinfra.errors import FleetUnreachable, NodeError, SkyinfraError
+from skyinfra.errors import NodeError, SkyinfraError
 from skyinfra.protocol import questions
 from skyinfra.protocol.manifest import Manifest
 from skyinfra.providers import machines_of
@@ -219,7 +219,8 @@ def _use(stack: SynthesizedStack, manifest: Manifest, plan: Plan | None) -> Use:
     except SkyinfraError as error:
         # Those of a group end as their head does, for themselves; what the plan says of the group does not count them.
         ended = not manifest.group_nodes or _ends(stack, manifest.pool)
-        if isinstance(error, FleetUnreachable) and ended and _gone(stack, manifest, plan) >= len(manifest.nodes):
+        # Whoever answers at the address of a machine that is gone.
+        if ended and _gone(stack, manifest, plan) >= len(manifest.nodes):
             return Use(manifest.fleet, math.inf)
         return Use(manifest.fleet, None, error.message, silent=True)
 

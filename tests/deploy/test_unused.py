@@ -147,13 +147,15 @@ def test_a_head_that_cannot_be_reached_is_not_idle(answers: Any) -> None:
     answers(FleetUnreachable("the head does not answer"))
     for made in (None, plan(*MACHINES, VPC), plan(MACHINES[1], VPC), plan(VPC, run="https://app.terraform.io/run-1")):
         assert used(Stack(manifest()), made) == Use("demo/gpu", None, "the head does not answer", silent=True)
-    # Somebody else at its address says nothing of its machines.
     answers(CredentialsRefused("another program listens there"))
-    assert used(Stack(manifest()), plan(VPC)).idle_s is None
+    assert used(Stack(manifest()), plan(*MACHINES, VPC)).idle_s is None
 
 
 def test_machines_that_are_gone_are_used_by_nobody(answers: Any) -> None:
     answers(FleetUnreachable("the head does not answer"))
+    assert used(Stack(manifest()), plan(VPC)).idle_s == math.inf
+    # Its address belongs to somebody else now.
+    answers(CredentialsRefused("the head has another fleet secret"))
     assert used(Stack(manifest()), plan(VPC)).idle_s == math.inf
     # A worker that has ended, whose head serves on.
     answers(Asked(900.0, {"gpu-0": said(910.0), "gpu-1": NodeError("does not answer")}))
