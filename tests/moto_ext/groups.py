@@ -13,6 +13,14 @@ from moto_ext.launch import launch
 
 
 def install() -> None:
+    update = FakeAutoScalingGroup.update
+
+    def changed(self: Any, **given: Any) -> None:
+        # What a request does not name stays: https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_UpdateAutoScalingGroup.html
+        kept = {} if given.get("mixed_instances_policy") else {"mixed_instances_policy": self.mixed_instances_policy}
+        update(self, **{**given, **kept})
+
+    FakeAutoScalingGroup.update = changed
     plain = FakeAutoScalingGroup.replace_autoscaling_group_instances
 
     def replace(self: Any, count_needed: int, propagated_tags: dict[str, str]) -> None:
