@@ -17,8 +17,14 @@ def install() -> None:
 
     def changed(self: Any, **given: Any) -> None:
         # What a request does not name stays: https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_UpdateAutoScalingGroup.html
-        kept = {} if given.get("mixed_instances_policy") else {"mixed_instances_policy": self.mixed_instances_policy}
-        update(self, **{**given, **kept})
+        policy, size = self.mixed_instances_policy, given.get("desired_capacity")
+        if policy is None or given.get("mixed_instances_policy"):
+            update(self, **given)
+            return
+        update(self, **{**given, "desired_capacity": None})
+        self.mixed_instances_policy = policy
+        if size is not None:
+            self.set_desired_capacity(size)
 
     FakeAutoScalingGroup.update = changed
     plain = FakeAutoScalingGroup.replace_autoscaling_group_instances
