@@ -304,7 +304,9 @@ def test_a_budget_touches_no_node() -> None:
     plain = sky.ComputePool(name="p", provider=sky.AWS(), accelerator="H100:8")
     bound = plain.model_copy(update={"budget": sky.Budget(usd=1000)})
     one, two = compile_pool(plain, "s"), compile_pool(bound, "s")
-    assert (user_data(one), revision(one)) == (user_data(two), revision(two))
+    # The head tells of the budget that it is made with. No machine is made anew for another one.
+    assert revision(one) == revision(two) == user_data(two).revision
+    assert user_data(one).worker == user_data(two).worker and user_data(one).head != user_data(two).head
 
 
 def test_the_store_keeps_the_hours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
