@@ -85,7 +85,8 @@ def _show_pool(pool: Mapping[str, Any], since: str | None) -> None:
         made = tables.table(*columns, leave_out=("PRICE", "MACHINE"), sentences=("WHAT", "PRICE"))
         for by, what, machine, each in (*rows, ("idle", "no task", "", pool["idle"])):
             price = str(Price(**each["price"])) if each.get("price") else ""
-            made.add_row(by, escape(what), escape(machine), f"{each['hours']:.2f}", _usd(each), escape(price))
+            amount = _usd({**each, "free": pool.get("free") or each.get("free")})
+            made.add_row(by, escape(what), escape(machine), f"{each['hours']:.2f}", amount, escape(price))
         out.print(made)
     if unknown := [*pool["unknown"], *pool["not_counted"]]:
         out.print(escape(f"Not known, and not in the sum: {'; '.join(unknown)}."), soft_wrap=True)

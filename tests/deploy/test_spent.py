@@ -232,7 +232,9 @@ def test_nobody_pays_for_this_machine(capsys: pytest.CaptureFixture[str]) -> Non
     assert (found["free"], found["usd"], found["not_counted"], so_far(found)) == (True, 0, [], "")
     assert found["budget"]["fraction"] == 0
     show_spent([summed("s", [found])], "2026-11-20")
-    assert "s/p: free, 30.00 node hours since 2026-11-20, 0:00 UTC" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "s/p: free, 30.00 node hours since 2026-11-20, 0:00 UTC" in out
+    assert "idle" in out and "$0.00" not in out
 
 
 def test_nothing_is_known_of_a_fleet_whose_head_does_not_answer(capsys: pytest.CaptureFixture[str]) -> None:
