@@ -118,6 +118,15 @@ def is_end_of_process(stimulus: object) -> bool:
     return str(stimulus).startswith(_ENDED)
 
 
+# Dask's own look at workers that have not said anything for long.
+_SILENT = "check-worker-ttl"
+
+
+def is_silent(stimulus: object) -> bool:
+    """Returns whether a worker is removed with *stimulus* as nothing was heard of it for long."""
+    return str(stimulus).startswith(_SILENT)
+
+
 def release_task(scheduler: Scheduler, client: str, key: str) -> None:
     """Notes that *client*, which is none but by its name, does not want the task *key* any more."""
     if client in scheduler.clients:

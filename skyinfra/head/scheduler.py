@@ -83,6 +83,8 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         self._inside: dict[str, float] = {}
         # Is set when all is read that the worker at an address has sent.
         self._heard: dict[str, asyncio.Event] = {}
+        # The connections of workers, by their addresses.
+        self._streams: dict[str, object] = {}
         # The addresses of workers that cannot be connected to.
         self._behind: set[str] = set()
         # How the layouts follow the work, where they do: `skyinfra.head.workload_layouts` writes it.
@@ -220,11 +222,12 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         dask_client.send_soon(self.stream_comms[worker])
         self._leases.grant()
         heard = self._heard[worker] = asyncio.Event()
+        self._streams[worker] = getattr(comm, "stream", None)
         try:
             await super().handle_worker(comm, worker)
         finally:
             heard.set()
-            del self._heard[worker]
+            del self._heard[worker], self._streams[worker]
 
     async def remove_worker(self, address: str, *arguments: Any, **keywords: Any) -> Any:
         """Forgets a worker, which may have died; the ranks on it are lost.
@@ -236,7 +239,10 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
                 await within(self._heard[address].wait(), _LAST_WORDS_S)
         if address in self.workers:
             dask_scheduler.forget_sent(self, address)
-            self.sick.gone(address, expected=bool(keywords.get("expected")))
+            cut = dask_scheduler.is_silent(keywords.get("stimulus_id")) or dask_client.was_cut(
+                self._streams.get(address)
+            )
+            self.sick.gone(address, expected=cut or bool(keywords.get("expected")))
         removed = await super().remove_worker(address, *arguments, **keywords)
         self._leases.worker_gone(address)
         self._behind.discard(address)

@@ -2,7 +2,8 @@
 
 Workers say so themselves where they fail tasks, runners of those that do not start. Here the slots are found that end
 worker processes. A task that does so is mostly at fault itself, and ends the next one too: so a death speaks against
-its slot only where each task that was there then ends on another slot, without another death.
+its slot only where each task that was there then ends on another slot, without another death. The end of all slots of a
+node at once is that of its runner or machine, and a connection that broke no death at all.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ logger = logging.getLogger("skyinfra.runner")
 
 # So many deaths within so long take a slot out of service, for as long.
 TIMES, WITHIN_S = 3, 3600.0
+# The processes of a node that end with its runner do so within that long.
+_AT_ONCE_S = 10.0
 # Characters of why a slot fails.
 _WORDS = 300
 _WHY = f"its worker process ended {TIMES} times within an hour, under tasks that ran elsewhere"
@@ -31,6 +34,7 @@ class _Death:
 
     slot: str
     tasks: set[str]
+    at: float
 
 
 class Suspects(SchedulerPlugin):  # type: ignore[misc]
@@ -54,7 +58,7 @@ class Suspects(SchedulerPlugin):  # type: ignore[misc]
             self._culprits.add(key)
             self._drop(death)
         if tasks and not self._culprits.intersection(tasks):
-            death = _Death(slot, set(tasks))
+            death = _Death(slot, set(tasks), self._clock())
             self._deaths |= dict.fromkeys(tasks, death)
 
     def transition(self, key: str, start: str, finish: str, *arguments: object, **details: object) -> None:
@@ -69,6 +73,14 @@ class Suspects(SchedulerPlugin):  # type: ignore[misc]
     def forget(self, node: str) -> None:
         """Forgets what speaks against slots of *node*, which has another machine."""
         self._against = {slot: at for slot, at in self._against.items() if _node(slot) != node}
+
+    def all_died(self, node: str) -> None:
+        """Notes that the last worker process of *node* has ended: those that have just ended speak against no slot."""
+        since = self._clock() - _AT_ONCE_S
+        for death in [each for each in self._deaths.values() if _node(each.slot) == node and each.at > since]:
+            self._drop(death)
+        for slot in [each for each in self._against if _node(each) == node]:
+            self._against[slot] = [at for at in self._against[slot] if at <= since]
 
     def found(self) -> dict[str, str]:
         """Returns why slots are to take no tasks, by their names."""
@@ -85,7 +97,7 @@ class Suspects(SchedulerPlugin):  # type: ignore[misc]
         del self._deaths[key]
         death.tasks.discard(key)
         if not death.tasks:
-            self._against.setdefault(death.slot, []).append(self._clock())
+            self._against.setdefault(death.slot, []).append(death.at)
 
     def _drop(self, death: _Death) -> None:
         for key in death.tasks:
@@ -135,14 +147,18 @@ class Sick:
         self.enforce()
 
     def gone(self, address: str, *, expected: bool) -> None:
-        """Notes that the worker at *address* is about to be removed; *expected*: as it was to be."""
+        """Notes that the worker at *address* is about to be removed; *expected*: as it was to be, or was cut off."""
         worker = self._scheduler.workers[address]
+        node = _node(str(worker.name))
         self._failing.pop(str(worker.name), None)
         expected = expected or address in self._end_tasks
         self._end_tasks.discard(address)
         # Not one that is drained, stopped or replaced.
         if self.held.pop(address, worker.status) == Status.running and not expected:
             self.suspects.died(str(worker.name), [str(task.key) for task in worker.processing])
+        stay = any(_node(str(each.name)) == node for where, each in self._scheduler.workers.items() if where != address)
+        if not stay and len(self._promised.get(node, ())) > 1:
+            self.suspects.all_died(node)
 
     def ends_task(self, address: str) -> None:
         """Notes that the worker at *address* is told to end a task."""

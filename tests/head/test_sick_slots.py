@@ -98,6 +98,30 @@ def test_a_process_that_ends_for_a_cancelled_task_speaks_against_no_slot(ends_ta
     assert set(sick.suspects.found()) == (set() if ends_task else {"a/0"})
 
 
+@pytest.mark.parametrize(("slots", "sick"), [(1, {"a/0"}), (2, set())])
+def test_a_runner_that_ends_with_all_its_processes_speaks_against_no_slot(
+    slots: int, sick: set[str], clock: Clock
+) -> None:
+    """Of a node with one slot nobody knows which of both it was."""
+    there = {"tcp://b": types.SimpleNamespace(name="b/0")}
+    promised = {"a": [f"a/{index}" for index in range(slots)], "b": ["b/0"]}
+    found = Sick(types.SimpleNamespace(workers=there), promised)  # type: ignore[arg-type]
+    found.suspects._clock = clock
+    for number in range(TIMES):
+        clock.now += 60
+        for index in range(slots):
+            task = types.SimpleNamespace(key=f"t{number}-{index}")
+            there[f"tcp://a{index}"] = types.SimpleNamespace(
+                name=f"a/{index}", status=Status.running, processing=[task]
+            )
+        for index in range(slots):
+            found.gone(f"tcp://a{index}", expected=False)
+            del there[f"tcp://a{index}"]
+            # The first one's task may have ended elsewhere by then.
+            ends(found.suspects, f"t{number}-{index}", "tcp://b")
+    assert set(found.suspects.found()) == sick
+
+
 def test_tasks_that_end_processes_on_most_slots_speak_against_none():
     there = {f"{node}/{index}" for node in "ab" for index in range(4)}
     one, half = {"a/0": "x"}, {f"a/{index}": "x" for index in range(4)}
