@@ -110,7 +110,7 @@ def test_files_of_rank_0_and_of_others_are_told_apart(fleet, tmp_path, script, c
 
 def test_ranks_that_are_interrupted_say_their_last_words_and_send_their_files(pool, tmp_path, script):
     path = script(
-        "import os, time\nprint('ready')\ntry:\n    time.sleep(600)\nexcept KeyboardInterrupt:\n"
+        "import os, time\ntry:\n    print('ready')\n    time.sleep(600)\nexcept KeyboardInterrupt:\n"
         "    open('last.pt', 'w').write(os.environ['SKYINFRA_RANK'])\n    print('cleans up')\n"
     )
     files, said = Fetching(pool, tmp_path, "train.py", ("*.pt",)), []
