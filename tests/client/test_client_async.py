@@ -141,7 +141,9 @@ def test_a_map_that_is_left_takes_no_more_items(fleet):
 
     async def main() -> None:
         async with connect_async(fleet.manifest) as pool:
-            for window, most in ((None, 600), (4, 30)):
+            slots = sum(len(fleet.manifest.slots_of(node)) for node in fleet.manifest.nodes)
+            # Two messages of 64 tasks for each slot, and as many results that nobody has taken yet.
+            for window, most in ((None, 2 * 2 * 64 * slots), (4, 30)):
                 taken.clear()
                 results = pool.map(double, numbers(), window=window)
                 async for result in results:
