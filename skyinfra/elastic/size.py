@@ -20,6 +20,7 @@ from distributed.scheduler import WorkerState
 
 from skyinfra.elastic.groups import Group, group_of
 from skyinfra.elastic.sizing import Crowd, Resources, Sizing, coming_slots, fits, lacking, lacking_for
+from skyinfra.engine.waiting import check_task, end_task
 from skyinfra.errors import SkyinfraError, StateDirectoryError, counted
 from skyinfra.head.scheduler import FleetScheduler
 from skyinfra.idle.meter import since_boot
@@ -93,14 +94,11 @@ class FleetSize:
 
     def check(self) -> None:
         """Raises the error of the runner itself that ended it, if any."""
-        if self._task is not None and self._task.done() and not self._task.cancelled():
-            self._task.result()
+        check_task(self._task)
 
     async def close(self) -> None:
         """Ends it; the nodes stay."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await end_task(self._task)
         if self._group is not None:
             await self._group.close()
 

@@ -24,6 +24,19 @@ async def within(awaitable: Awaitable[T], seconds: float | None) -> T:
         return await awaitable
 
 
+def check_task(task: asyncio.Task[None] | None) -> None:
+    """Raises the error that *task* has ended with, if any."""
+    if task is not None and task.done() and not task.cancelled():
+        task.result()
+
+
+async def end_task(task: asyncio.Task[None] | None) -> None:
+    """Cancels *task* and waits for its end, however it ends."""
+    if task is not None:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
 class Changes:
     """Wakes the coroutines that wait for a change."""
 

@@ -20,6 +20,7 @@ from distributed.core import Status
 from distributed.diagnostics.plugin import SchedulerPlugin
 
 from skyinfra import mig
+from skyinfra.engine.waiting import check_task, end_task
 from skyinfra.errors import StateDirectoryError, UnknownProfile
 from skyinfra.head.records import slot_of
 from skyinfra.head.scheduler import FleetScheduler
@@ -88,14 +89,11 @@ class WorkloadLayouts(SchedulerPlugin):  # type: ignore[misc]
 
     def check(self) -> None:
         """Raises the error of the runner itself that ended it, if any."""
-        if self._task is not None and self._task.done() and not self._task.cancelled():
-            self._task.result()
+        check_task(self._task)
 
     async def close(self) -> None:
         """Ends it."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await end_task(self._task)
 
     def transition(self, key: str, start: str, finish: str, *_: Any, **__: Any) -> None:
         """Notes that a slot has a task, however short that is."""

@@ -13,7 +13,7 @@ import distributed
 from distributed.security import Security
 
 from skyinfra.engine.credentials import Credentials
-from skyinfra.engine.waiting import within
+from skyinfra.engine.waiting import check_task, end_task, within
 from skyinfra.errors import CredentialsRefused, InvalidNodeConfig, NodeFailed, NotSupported, SkyinfraError
 from skyinfra.head import start
 from skyinfra.head.relay import Respond, answered
@@ -94,15 +94,13 @@ class HeadConnection:
 
     def check(self) -> None:
         """Raises what ended it, which only an error of the runner itself does."""
-        if self._task.done():
-            self._task.result()
+        check_task(self._task)
 
     async def close(self) -> None:
         """Ends it."""
         # A group of tasks forgets that it was cancelled where one of them fails in the same moment (Python 3.11).
         self._closed = True
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await end_task(self._task)
 
     async def _run(self) -> None:
         head, security = start.parse(self.node.config.scheduler), worker_security(self.node)
