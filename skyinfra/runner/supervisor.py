@@ -153,16 +153,20 @@ class SlotSupervisor:
         nanny = self._serving()
         if nanny is not None:
             with contextlib.suppress(OSError):
-                await within(services.doubt(self._connection(nanny), why=why), _ANSWER_S)
+                await within(services.doubt(await self._connection(nanny), why=why), _ANSWER_S)
 
     async def _call_drain(self, nanny: Nanny, *, on: bool) -> dict[str, Any]:
-        return await within(services.drain(self._connection(nanny), on=on), _ANSWER_S)
+        return await within(services.drain(await self._connection(nanny), on=on), _ANSWER_S)
 
-    def _connection(self, nanny: Nanny) -> rpc:
-        if self._line is None:
+    async def _connection(self, nanny: Nanny) -> rpc:
+        """Returns the connection to the worker, whose process may be another one than before, with another address."""
+        before = self._line
+        if before is None or before.address != nanny.worker_address:
             # Not the Nanny's own connections: when the worker dies, it would close them under this call and log that.
             arguments = nanny.security.get_connection_args("worker")
             self._line = rpc(nanny.worker_address, connection_args=arguments, timeout=_ANSWER_S)
+            if before is not None:
+                await before.close_rpc()
         return self._line
 
     def check(self) -> None:

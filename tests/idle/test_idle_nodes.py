@@ -64,6 +64,21 @@ def test_a_node_ends_itself_and_begins_anew(make_node: MakeNode) -> None:
 
 
 @pytest.mark.slow
+def test_a_worker_process_that_was_replaced_keeps_no_node(make_node: MakeNode) -> None:
+    """The runner asks each worker whether it is used; nobody answers at the address of the process before."""
+    node = make_node("n1", cpu_slots=1, idle_seconds=6.0)
+    node.boot()
+    use(node)
+    time.sleep(2)  # it was asked some times
+    with node.client() as client:
+        pids = node.pids(client)
+        os.kill(pids["n1/0"], signal.SIGKILL)
+        until(lambda: node.workers(client) and node.pids(client) != pids, "the slot is back")
+    gone(node)
+    assert node.status().stops == "not used for 6s (stop_after_idle)"
+
+
+@pytest.mark.slow
 def test_a_node_with_a_task_stays_however_long_that_takes(make_node: MakeNode, tmp_path: Path) -> None:
     node = make_node("n1", cpu_slots=1, idle_seconds=1.0)
     node.boot()
