@@ -9,7 +9,21 @@ import sys
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from benchmarks import boot, engine, follow, gpu, hops, imports, packing, partition, placement, report, strangers, synth
+from benchmarks import (
+    boot,
+    engine,
+    follow,
+    gpu,
+    hops,
+    imports,
+    packing,
+    partition,
+    placement,
+    report,
+    scale,
+    strangers,
+    synth,
+)
 from benchmarks.measure import Result, show
 
 ALL: dict[str, Callable[[], Iterable[Result]]] = {
@@ -23,9 +37,10 @@ ALL: dict[str, Callable[[], Iterable[Result]]] = {
     "hops": hops.run,
     "strangers": strangers.run,
     "follow": follow.run,
+    "scale": scale.run,
     "gpu": gpu.run,
 }
-QUICK = {**ALL, "engine": partial(engine.run, quick=True), "hops": partial(hops.run, quick=True)}
+QUICK = {**ALL, **{each.__name__.split(".")[1]: partial(each.run, quick=True) for each in (engine, hops, scale)}}
 
 
 def main() -> None:

@@ -77,12 +77,19 @@ class Ours:
 
 
 @contextlib.contextmanager
-def serving(path: Path, slots: int, *, preload: tuple[str, ...] = ()) -> Iterator[tuple[RunningNode, float]]:
-    """A head with so many CPU slots, and how many seconds it took from its start to the last slot."""
+def serving(
+    path: Path, slots: int, *, preload: tuple[str, ...] = (), prepare: Callable[[Path], None] | None = None
+) -> Iterator[tuple[RunningNode, float]]:
+    """A head with so many CPU slots, and how many seconds it took from its start to the last slot.
+
+    prepare: is called with its folder before.
+    """
     config = NodeConfig(
         1, "bench", "cpu", "n0", "local", head=True, scheduler="127.0.0.1:0", cpu_slots=slots, preload=preload
     )
     node = RunningNode(path, config)
+    if prepare is not None:
+        prepare(path)
     command = [sys.executable, "-m", "skyinfra.runner", "boot", "--config", str(node.file), "--detach"]
     try:
         start = time.perf_counter()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import time
 from dataclasses import replace
@@ -28,7 +29,9 @@ logger = logging.getLogger("skyinfra.runner")
 KEPT_JOBS = 1000
 KEPT_BYTES = 2 * 2**30
 # Jobs that have not ended; more are refused.
-_MOST_JOBS = 10_000
+_MOST_JOBS = 100_000
+# Those that a size of the fleet is chosen by, and a name that is not there is compared with.
+_LOOKED_AT = 10_000
 # The end of a job is written within that long, unless the disk is full.
 _WRITTEN_S = 5.0
 # So many characters of an id are enough.
@@ -43,7 +46,10 @@ class Jobs:
         self._journal = journal
         self._kept = kept_jobs, kept_bytes
         self._jobs: dict[str, Job] = {}  # by id, in the order of submission
-        self._queue = Queue(journal, self._jobs, on_over=self._prune)
+        self._by_name: dict[str, Job] = {}  # the last one
+        self._over: dict[str, Job] = {}
+        self._numbers = itertools.count()
+        self._queue = Queue(journal, on_over=self._prune)
         self._adding = asyncio.Lock()
         self.secrets = HeadSecrets()
         self._notices = Notices()
@@ -74,11 +80,11 @@ class Jobs:
         for record in found:
             job = self._keep(record)
             job.note(notifications=forgotten(record.info))
-            self._queue.expect(job)
+            if not job.info.over:
+                self._queue.expect(job)
         await self._release_trees()
-        unfinished = sum(not job.info.over for job in self._jobs.values())
-        if unfinished:
-            logger.info("jobs that had not ended: %d", unfinished)
+        if self._queue.unfinished:
+            logger.info("jobs that had not ended: %d", len(self._queue.unfinished))
 
     def start(self, execution: Execution) -> None:
         """See `Queue.start`."""
@@ -86,17 +92,18 @@ class Jobs:
         self._queue.start(execution)
 
     def waiting(self) -> dict[str, dict[str, int]]:
-        """Returns the resources that each job asks for which waits to be started, by id."""
-        return {identity: job.record.resources for identity, job in self._jobs.items() if job.waits}
+        """Returns the resources that each of the first jobs asks for which wait to be started, by id."""
+        waiting = (each for each in self._queue.unfinished.items() if each[1].waits)
+        return {identity: job.record.resources for identity, job in itertools.islice(waiting, _LOOKED_AT)}
 
     @property
     def any(self) -> bool:
         """Whether a job runs, or waits for a slot; one that waits for a secret alone does not count."""
-        return any(not (job.info.over or job.lacks) for job in self._jobs.values())
+        return any(not job.lacks for job in self._queue.unfinished.values())
 
     def submitter_of(self, key: str) -> str | None:
         """Returns who submitted the job whose attempt has *key*; None where that is no job's."""
-        job = self._jobs.get(key.rpartition("-")[2].partition(".")[0])
+        job = self._jobs.get(jobs.id_of(key))
         return None if job is None else job.info.submitter
 
     async def stop(self) -> None:
@@ -120,7 +127,7 @@ class Jobs:
             before = self._named(submission.name)
             if before is not None and not (submission.replace and before.info.over):
                 raise _taken(before.info)
-            if sum(not job.info.over for job in self._jobs.values()) >= _MOST_JOBS:
+            if len(self._queue.unfinished) >= _MOST_JOBS:
                 raise StateDirectoryError(
                     f"{_MOST_JOBS} jobs wait already", hint="Submit more when some of them have ended, or cancel some."
                 )
@@ -128,10 +135,10 @@ class Jobs:
             record = replace(record, info=replace(record.info, notifications=self._notices.waiting(record.info.id)))
             await asyncio.to_thread(self._journal.add, record, submission.size)
             added = self._keep(record)
+            self._queue.add(added)
             if before is not None:
                 with contextlib.suppress(StateDirectoryError):  # the later one is found by the name
                     await self._remove(before)
-        self._queue.wake()
         return self._info(added)
 
     async def _take_secrets(self, job: str, values: dict[str, str]) -> JobInfo:
@@ -142,7 +149,7 @@ class Jobs:
             raise InvalidField("the job has no such secret", field="secrets", given=", ".join(sorted(others)))
         if not found.info.over:
             self.secrets.keep(found.info.id, {use.ref: values[use.name] for use in uses if use.name in values})
-            self._queue.wake()
+            self._queue.add(found)
         return self._info(found)
 
     async def _take_webhooks(self, job: str, pool: str, urls: list[str]) -> None:
@@ -208,8 +215,8 @@ class Jobs:
 
     async def _take_written(self, key: str, written: Written) -> bool:
         """Keeps the files that the attempt *key* wrote; False where that is no job's last attempt."""
-        found = next((job for job in self._jobs.values() if job.key == key), None)
-        if found is None:
+        found = self._jobs.get(jobs.id_of(key))
+        if found is None or found.key != key:
             return False
         await found.changes.until(lambda: not found.settling, _WRITTEN_S)
         async with self._adding:  # as with what a job needs that is being added
@@ -237,7 +244,7 @@ class Jobs:
         matching = [each for identity, each in self._jobs.items() if identity.startswith(job)]
         if len(job) >= _PREFIX and len(matching) == 1:
             return matching[0]
-        hint = did_you_mean(job, [each.info.name for each in self._jobs.values()])
+        hint = did_you_mean(job, list(itertools.islice(reversed(self._by_name), _LOOKED_AT)))
         raise JobNotFound(
             "the head keeps no such job",
             given=job,
@@ -246,7 +253,7 @@ class Jobs:
 
     def _named(self, name: str) -> Job | None:
         """Returns the job of that name; the last one, where the head ended while it replaced one."""
-        return next((job for job in reversed(self._jobs.values()) if job.info.name == name), None)
+        return self._by_name.get(name)
 
     def _info(self, job: Job, view: View | None = None) -> JobInfo:
         if job.info.over:
@@ -267,18 +274,21 @@ class Jobs:
         return replace(job.info, started=None, problem=problem, lacks=job.lacks)
 
     def _keep(self, record: Record) -> Job:
-        job = self._jobs[record.info.id] = Job(record, secrets=self.secrets)
+        job = self._jobs[record.info.id] = Job(record, next(self._numbers), secrets=self.secrets)
+        self._by_name[record.info.name] = job
         if record.info.over:
             job.size = self._journal.size(record.info.id)
+            self._over[record.info.id] = job
         return job
 
     async def _prune(self, ended: Job) -> None:
         """Forgets the oldest ended jobs above the limits, never the last one, and releases their trees."""
         self.secrets.forget(ended.info.id)
         self._send_notices(ended)
+        if self._jobs.get(ended.info.id) is ended:
+            self._over[ended.info.id] = ended
         # Of those that ended at once, the one that was submitted last stays.
-        over = [job for job in reversed(self._jobs.values()) if job.info.over]
-        over.sort(key=lambda job: job.info.ended or 0.0, reverse=True)
+        over = sorted(self._over.values(), key=lambda job: (job.info.ended or 0.0, job.number), reverse=True)
         removed, (most, room) = False, self._kept
         for number, job in enumerate(over):
             room -= job.room
@@ -286,7 +296,9 @@ class Jobs:
                 removed = True
                 with contextlib.suppress(StateDirectoryError):  # it is forgotten the next time
                     await self._remove(job)
-        if removed or ended.record.task.tree is not None:
+        tree = ended.record.task.tree
+        needed = tree is None or any(job.record.task.tree == tree for job in self._queue.unfinished.values())
+        if removed or not needed:
             await self._release_trees()
 
     async def _release_trees(self) -> None:
@@ -296,7 +308,10 @@ class Jobs:
     async def _remove(self, job: Job) -> None:
         if self._jobs.get(job.info.id) is job:
             await asyncio.to_thread(self._journal.forget, job.info.id)
-            self._jobs.pop(job.info.id, None)
+            for kept in (self._jobs, self._over):
+                kept.pop(job.info.id, None)
+            if self._by_name.get(job.info.name) is job:
+                del self._by_name[job.info.name]
 
 
 def _taken(info: JobInfo) -> JobNameTaken:

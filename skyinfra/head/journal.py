@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import shutil
 import time
@@ -41,6 +42,8 @@ VERSION = 1
 _GONE = ".gone-"
 # A call whose parts stopped coming that long ago never comes.
 _STALE_S = 3600.0
+# Between two looks for such: there may be many jobs.
+_CLEAR_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,7 @@ class Journal:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._cleared = -math.inf
         self._trees = KeptTrees(folder.with_name("kept"), BlobStore(folder.with_name(store.FOLDER)))
 
     def load(self) -> list[Record]:
@@ -133,7 +137,7 @@ class Journal:
             raise jobs.too_large(offset + len(data))
         place = self._folder / f".{identity}"
         with writing(place):
-            if offset == 0:
+            if offset == 0 and time.monotonic() - self._cleared > _CLEAR_S:
                 self._clear()
             if not self._folder.is_dir():
                 # What tasks are given may be nobody else's business.
@@ -243,6 +247,7 @@ class Journal:
 
     def _clear(self) -> None:
         """Removes what is being forgotten, and calls that never came as a whole."""
+        self._cleared = time.monotonic()
         for place in self._folder.glob(".*"):
             if place.name.startswith(_GONE) or time.time() - place.stat().st_mtime > _STALE_S:
                 shutil.rmtree(place, ignore_errors=True)

@@ -20,7 +20,7 @@ from skyinfra.engine.waiting import Changes, within
 from skyinfra.errors import StateDirectoryError
 from skyinfra.head.carried import Claim
 from skyinfra.head.execution import Execution
-from skyinfra.head.fair_share import FairShare
+from skyinfra.head.fair_share import FairShare, Needs
 from skyinfra.head.journal import Journal, Record, settled
 from skyinfra.head.secrets import HeadSecrets
 from skyinfra.protocol import failures, jobs
@@ -41,13 +41,12 @@ _RETRY_S = 5.0
 _REPEATED, _AND = 5, "; "
 # A write that has begun when the scheduler ends may take so long.
 _END_S = 5.0
-# What a slot must have to take a job, and how much of each; equal for jobs that the same slots take.
-Needs = tuple[tuple[str, int], ...]
 
 
 @dataclass
 class Job:
-    """A job in memory. size: its bytes on the disk, once it has ended. running: the task of asyncio that runs it.
+    """A job in memory. number: of those that were submitted. size: its bytes on the disk, once it has ended. running:
+    the task of asyncio that runs it.
 
     key: of its last attempt. sent: a key, and the slot that has it. settling: its end is being written. writing: held
     while its record is written. came: when this head got it (``time.monotonic``). secrets: those of all tasks.
@@ -55,6 +54,7 @@ class Job:
     """
 
     record: Record
+    number: int = 0
     size: int = 0
     running: asyncio.Task[None] | None = None
     key: str = ""
@@ -108,13 +108,20 @@ class View(NamedTuple):
 
 
 class Queue:
-    """Runs *jobs*, which are those of *journal*, by id. *on_over*: is awaited when one of them has ended."""
+    """Runs jobs, which are those of *journal*. *on_over*: is awaited when one of them has ended.
 
-    def __init__(self, journal: Journal, jobs: dict[str, Job], *, on_over: Callable[[Job], Awaitable[None]]) -> None:
+    ``unfinished``: those that have not, by id, in the order of their submission.
+    """
+
+    def __init__(self, journal: Journal, *, on_over: Callable[[Job], Awaitable[None]]) -> None:
+        self.unfinished: dict[str, Job] = {}
         self._journal = journal
-        self._jobs = jobs
         self._on_over = on_over
         self._fair_share = FairShare()
+        self._running: dict[str, Job] = {}
+        self._claimed: list[Job] = []
+        # Whether jobs may be expected.
+        self._expects = False
         self._woken = asyncio.Event()
         self._execution: Execution | None = None
         self._loop: asyncio.Task[None] | None = None
@@ -122,18 +129,25 @@ class Queue:
         self._unwritten = ""
         self._since = time.monotonic()
 
+    def add(self, job: Job) -> None:
+        """Takes a job that was submitted, or that waited for its secrets, and runs it when its turn has come."""
+        self.unfinished[job.info.id] = job
+        self._fair_share.add(job)
+        self.wake()
+
     def expect(self, job: Job) -> None:
-        """Waits with *job*, which had not ended when the head did: its last attempt may still run."""
-        if job.info.attempts and not job.info.over:
+        """Takes a job that had not ended when the head did: its last attempt may still run, and is waited for."""
+        if job.info.attempts:
             job.key, job.expected = job.record.attempt().key, True
+        self.add(job)
 
     def claim(self, key: str, slot: str) -> Claim | None:
         """Takes over the attempt *key*, which went on while the head was away and is carried on *slot*.
 
         Raises KeyError where it is not wanted: its job has ended, or began again.
         """
-        job = next((job for job in self._jobs.values() if job.key == key), None)
-        if job is None or job.info.over or job.settling:
+        job = self.unfinished.get(jobs.id_of(key))
+        if job is None or job.key != key or job.settling:
             raise KeyError(key)
         if not job.expected:
             # The head was there all along, and the slot was not: the scheduler has given the attempt to another one.
@@ -141,6 +155,7 @@ class Queue:
                 return None
             raise KeyError(key)
         job.expected, job.adopted = False, True
+        self._claimed.append(job)
         job.note(slot=slot)
         logger.info("job %s still runs on %s", job.info.name, slot)
         self.wake()
@@ -150,6 +165,7 @@ class Queue:
         """Runs jobs with *execution* from now on."""
         self._execution = execution
         self._since = time.monotonic()
+        self._expects = True
         self._loop = asyncio.create_task(self._run_all(execution), name="jobs")
         self._loop.add_done_callback(self._done)
 
@@ -159,14 +175,17 @@ class Queue:
             return
         await _cancelled([self._loop])
         self._loop = None
-        if settling := [job.running for job in self._jobs.values() if job.running and job.settling]:
+        if settling := [job.running for job in self._running.values() if job.running and job.settling]:
             await asyncio.wait(settling, timeout=_END_S)
-        for job in self._jobs.values():
-            job.expected |= bool(job.running and job.key and not job.info.over)
-        self._execution.leave([job.key for job in self._jobs.values() if job.expected])
-        await _cancelled([job.running for job in self._jobs.values() if job.running])
-        for job in self._jobs.values():
-            job.settling = job.adopted = False
+        for job in self._running.values():
+            job.expected |= bool(job.key and not job.info.over)
+        self._execution.leave([job.key for job in self.unfinished.values() if job.expected])
+        await _cancelled([job.running for job in self._running.values() if job.running])
+        for job in (*self._running.values(), *self._claimed):
+            job.settling, job.adopted, job.running = False, False, None
+            self._fair_share.add(job)
+        self._running.clear()
+        self._claimed.clear()
         await self._execution.close()
         self._execution = None
 
@@ -176,7 +195,7 @@ class Queue:
             raise self._broken
 
     def wake(self) -> None:
-        """Starts the jobs that can be started; called after one was added."""
+        """Starts the jobs that can be started."""
         self._woken.set()
 
     def view(self) -> View:
@@ -197,39 +216,40 @@ class Queue:
             self._woken.clear()
             self._miss(execution)
             for job in self._next(execution):
+                self._running[job.info.id] = job
                 job.running = asyncio.create_task(self._run(job, execution), name=f"job {job.info.name}")
                 job.running.add_done_callback(self._done)
-            idle = all(job.info.over for job in self._jobs.values())
             with contextlib.suppress(TimeoutError):
-                await within(self._woken.wait(), None if idle else _LOOK_S)
+                await within(self._woken.wait(), _LOOK_S if self.unfinished else None)
             await self._look()
 
     def _next(self, execution: Execution) -> Iterator[Job]:
         """Yields the jobs to start now; the caller starts each one before it asks for the next."""
-        yield from [job for job in self._jobs.values() if job.adopted and not job.running]
-        while not execution.ended:
-            waiting = [job for job in self._jobs.values() if job.waits]
-            if not waiting:
-                self._fair_share.forget()
-                return
-            slots = execution.slots()
-            busy = Counter(job.needs for job in self._jobs.values() if job.running)
-            if busy.total() >= len(slots):
-                return
-            free = {needs for needs in {job.needs for job in waiting} if busy[needs] < _places(slots, needs)}
-            selected = self._fair_share.choose(job.info for job in waiting if job.needs in free)
+        claimed, self._claimed = self._claimed, []
+        yield from [job for job in claimed if job.adopted]
+        slots = execution.slots()
+        busy = Counter(job.needs for job in self._running.values())
+        places = cache(partial(_places, slots))
+        while not execution.ended and busy.total() < len(slots):
+            selected = self._fair_share.choose(lambda needs: busy[needs] < places(needs))
             if selected is None:
                 return
-            yield self._jobs[selected.id]
+            busy[selected.needs] += 1
+            yield selected
 
     def _miss(self, execution: Execution) -> None:
         """Begins the jobs again that are expected, and whose worker did not come back with them."""
+        if not self._expects or execution.ended:
+            return
         late = time.monotonic() - self._since > _BACK_S
-        for job in [each for each in self._jobs.values() if each.expected and not execution.ended]:
+        expected = [each for each in self.unfinished.values() if each.expected]
+        for job in expected:
             slot = job.info.slot
-            if job.info.over or late or (slot is not None and execution.in_service(slot)):
+            if late or (slot is not None and execution.in_service(slot)):
                 job.expected = False
                 self._repeat(job)
+                self._fair_share.add(job)
+        self._expects = any(job.expected for job in expected)
 
     @staticmethod
     def _repeat(job: Job) -> None:
@@ -247,16 +267,16 @@ class Queue:
 
     async def _look(self) -> None:
         """Notes where jobs run, and ends those that are over their time."""
-        if self._execution is None or not any(job.running for job in self._jobs.values()):
+        if self._execution is None or not self._running:
             return
-        for job in [each for each in self._jobs.values() if each.running and not each.settling]:
+        for job in [each for each in self._running.values() if not each.settling]:
             slot = self._execution.sent_to(job.key)
             if slot is not None and (job.key, slot) != job.sent:
                 job.sent = job.key, slot
                 with contextlib.suppress(StateDirectoryError):  # the next head waits longer for it then
                     await self._write(job, partial(self._journal.sent, job.record, slot))
         running = self.view().running
-        for job in [each for each in self._jobs.values() if each.running and each.key in running]:
+        for job in [each for each in self._running.values() if each.key in running]:
             slot, seconds = running[job.key]
             if job.info.slot != slot:
                 job.note(slot=slot, started=time.time() - seconds)
@@ -289,6 +309,9 @@ class Queue:
                 job.record = replace(job.record, failures=job.record.failures + 1)
         finally:
             job.running = None
+            self._running.pop(job.info.id, None)
+            if not job.info.over:
+                self._fair_share.add(job)
             self.wake()
 
     async def _attempt(self, job: Job, execution: Execution) -> Ending | None:
@@ -354,6 +377,7 @@ class Queue:
             await self._write(job, lambda: self._journal.end(record, data))
         except StateDirectoryError:
             job.settling = False
+            self._fair_share.add(job)
             raise
         running, execution = job.running, self._execution
         await self._over(job, record, running)
@@ -374,6 +398,7 @@ class Queue:
 
     async def _over(self, job: Job, record: Record, running: asyncio.Task[None] | None = None) -> None:
         job.record, job.settling = record, False
+        self.unfinished.pop(record.info.id, None)
         job.size = await asyncio.to_thread(self._journal.size, record.info.id)
         await self._on_over(job)
         if running is not None:

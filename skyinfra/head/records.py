@@ -86,11 +86,11 @@ class Records(SchedulerPlugin):  # type: ignore[misc]
 
     def work(self) -> FleetWork:
         """Returns what waits and ended, and how far the running tasks are that tell it."""
-        progress = {}
+        progress, running = {}, tasks_on_slots(self._scheduler)
         for worker in self._scheduler.workers.values():
             report = report_of(worker)
-            # What a worker has reported last may be of a task that has ended since.
-            if report is not None and report.progress is not None and worker.processing:
+            # A report is of the task that ran then: it may have ended, and the next one has told nothing yet.
+            if report is not None and report.progress is not None and running[str(worker.name)]:
                 progress[str(worker.name)] = report.progress
         waited, ended = zip(*self._periods, strict=True) if self._periods else ((), ())
         return FleetWork(time.monotonic() - self._began, self._waiting, PERIOD_S, waited, ended, progress)

@@ -115,6 +115,11 @@ class JobInfo(_schema.Document, error=NodeError, source="job"):
         return self.state in ("done", "failed", "cancelled")
 
 
+def id_of(key: str) -> str:
+    """Returns the id of the job one of whose attempts has *key*; for the key of another task, none that a job has."""
+    return key.rpartition("-")[2].partition(".")[0]
+
+
 @dataclass(frozen=True)
 class Submission(
     _schema.Document,
