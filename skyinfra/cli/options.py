@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
+from difflib import get_close_matches
 from importlib import import_module
 from inspect import Parameter, Signature, signature
 from types import SimpleNamespace
@@ -332,7 +333,10 @@ class ListByDefault(Commands):
     """A group whose command ``list`` may be left out: ``jobs STACK/POOL`` is ``jobs list STACK/POOL``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Inserts the command where it was left out."""
+        """Inserts the command where it was left out, before the name of a fleet or an option."""
         if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
+            if near := get_close_matches(args[0], self.commands, n=2, cutoff=0.66):
+                of_stack = f"Of a stack of that name: {ctx.command_path} list {args[0]}"
+                ctx.fail(f"No such command '{args[0]}'. Did you mean {' or '.join(near)}? {of_stack}")
             args = ["list", *args]
         return super().parse_args(ctx, args)

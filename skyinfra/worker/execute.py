@@ -321,6 +321,7 @@ class _Chunk:
         try:
             while not main_thread.is_replaced() and (row := self._next()) is not None:
                 self._now = Header.loads(row[0])
+                streaming.forget_progress()
                 try:
                     with interruption.task_scope():
                         outcome = _perform(self._now, row[1])

@@ -227,6 +227,12 @@ def note_progress(done: float, total: float | None, note: str) -> None:
         _last_progress = Progress(float(done), None if total is None else float(total), note[:_NOTE])
 
 
+def forget_progress() -> None:
+    """Forgets the progress of a task: the next one of its message runs."""
+    global _last_progress
+    _last_progress = None
+
+
 def last_progress() -> Progress | None:
     """Returns the progress that the running task reported last; None where it reported none."""
     return _last_progress

@@ -234,6 +234,14 @@ def test_commands_of_others_name_ours(word: str, command: str) -> None:
     assert done.exit_code == 2 and f"No such command '{word}'. It is, here: skyinfra {command}" in done.output
 
 
+@pytest.mark.parametrize(
+    ("word", "command"), [("lst", "list"), ("ls", "logs or list"), ("log", "logs"), ("cancle", "cancel")]
+)
+def test_a_mistyped_command_of_jobs_is_no_stack(word: str, command: str) -> None:
+    done = invoked("jobs", word)
+    assert done.exit_code == 2 and f"No such command '{word}'. Did you mean {command}? Of a stack" in done.output
+
+
 def test_yes_has_the_spellings_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for option in ("-y", "--yes", "--auto-approve"):

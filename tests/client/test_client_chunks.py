@@ -21,6 +21,7 @@ from skyinfra.client import open_pool
 from skyinfra.protocol.calls import Outcome
 from skyinfra.submission.flow import Flow, Pace
 from skyinfra.submission.futures import Future
+from skyinfra.worker import streaming
 
 MANY = 400
 
@@ -52,6 +53,13 @@ def wait_for_next(x: int, at: int, folder: str) -> int:
     elif x == at + 1:
         Path(folder, str(x)).touch()
     return x
+
+
+def told_before(x: int) -> list[object]:
+    """Returns what stands as the progress of this task before it reports any."""
+    before = streaming.last_progress()
+    sky.progress(x, MANY)
+    return [before]
 
 
 def die_once(x: int, at: int, folder: str) -> int:
@@ -192,6 +200,11 @@ def test_each_has_output_of_its_own(fleet, sent, wait_until):
     kept = [file.read_text() for node in ("n0", "n1") for file in (fleet.root / node / "tasks").glob("speak-*.log")]
     for x in range(0, MANY, 3):
         assert f"line of {x}\nand one of native code\n" in kept
+
+
+def test_each_has_progress_of_its_own(pool, sent):
+    assert list(pool.map(told_before, range(MANY))) == [[None]] * MANY
+    assert len(sent) < MANY
 
 
 def test_none_waits_behind_a_long_one(pool, tmp_path):

@@ -28,7 +28,9 @@ class Head:
     """A scheduler with one slot, as far as records look at it."""
 
     def __init__(self) -> None:
-        self.worker = SimpleNamespace(name=SLOT.slot, extra={STARTUP_KEY: SLOT.to_json()}, metrics={}, processing=[])
+        self.worker = SimpleNamespace(
+            name=SLOT.slot, extra={STARTUP_KEY: SLOT.to_json()}, metrics={}, processing=[], executing={}
+        )
         self.workers = {"tls://n1:1": self.worker}
         self.tasks: dict[str, SimpleNamespace] = {}
         self.records = Records(self)  # type: ignore[arg-type]
@@ -151,14 +153,16 @@ def test_how_many_wait_and_ended(clock: list[float]) -> None:
     head.send("b-1")  # behind it
     assert head.records.work().waiting == 2
     head.worker.metrics[REPORT] = SlotReport(69, Progress(3, 4, "x")).to_json()
-    head.worker.processing.append("a-1")
+    first, second = SimpleNamespace(key="a-1"), SimpleNamespace(key="b-1")
+    head.worker.processing += [first, second]
+    head.worker.executing = SimpleNamespace(items=lambda: [(first, 2.0)])
     head.records.count()
     clock[0] = 1020
     work = head.records.work()
     assert (work.seconds, work.waited, work.ended) == (20, (0, 2), (5, 64))
     assert work.progress == {"n1/1": Progress(3, 4, "x")}
-    head.worker.processing.clear()
-    assert head.records.work().progress == {}, "what it told was of a task that has ended"
+    head.worker.processing.remove(first)
+    assert head.records.work().progress == {}, "the next task runs, and has told nothing yet"
     # Another process, which counts from the begin, and one of an earlier version, which does not count.
     head.workers["tls://n1:2"] = head.workers.pop("tls://n1:1")
     head.worker.metrics[REPORT] = SlotReport(2).to_json()
