@@ -55,12 +55,12 @@ class FairShare:
         self._lines = defaultdict(list, {of: line for of, line in self._lines.items() if line})
         if not self._lines:
             self._last.clear()
-        turns = (
+        fitting = (
             ((-priority, self._last.get(submitter, 0), line[0][0]), submitter, line)
             for (needs, priority, submitter), line in self._lines.items()
             if fits(needs)
         )
-        selected = min(turns, key=lambda turn: turn[0], default=None)
+        selected = min(fitting, key=lambda line: line[0], default=None)
         if selected is None:
             return None
         _, submitter, line = selected
