@@ -18,6 +18,7 @@ import threading
 import urllib.parse  # noqa: F401
 from importlib import _bootstrap
 
+from skyinfra.terraform import unchanged
 from skyinfra.terraform.interrupts import hush_program
 
 _LOOK_S = 0.02
@@ -27,6 +28,7 @@ _thread: threading.Thread | None = None
 def start() -> None:
     """Begins. An import that fails here fails again, with its error, where it is needed."""
     hush_program()
+    unchanged.record()
     global _thread
     _thread = threading.Thread(target=_read, name="skyinfra-ahead")
     _thread.start()

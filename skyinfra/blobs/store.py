@@ -276,7 +276,7 @@ class BlobStore:
                 f"the disk has no room for {in_words(size)} more: {in_words(room)} at most may be used for that",
                 field=str(self.folder),
                 hint="Free space there, or give the node a larger disk (disk_gb).",
-            )
+            ) from OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # as where the disk itself says so
         capacity = min(capacity, room)
         for _, taken, path in blobs:
             if self._total + size <= capacity and size <= space:

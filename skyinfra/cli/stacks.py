@@ -56,10 +56,13 @@ def synth(as_json: Json = False, wide: Wide = False) -> None:
     show_choices(synthesized(Project.find()), as_json=as_json)
 
 
-def synthesize(name: str | None, project: Project | None = None) -> SynthesizedStack:
-    """Synthesizes the project, by default that of here, and returns the stack, after a table of its pools on stderr."""
+def synthesize(name: str | None, project: Project | None = None, *, fresh: bool = True) -> SynthesizedStack:
+    """Synthesizes the project, by default that of here, and returns the stack, after a table of its pools on stderr.
+
+    fresh: also where nothing has changed.
+    """
     project = project or Project.find()
-    stacks = synthesized(project)
+    stacks = synthesized(project, fresh=fresh)
     stack = project.stack(name, stacks=stacks)
     show_choices((stack,), to_stderr=True)
     show_orphans(find_orphans(project, stacks), to_stderr=True)
@@ -145,10 +148,11 @@ def plan(
     detailed: Annotated[
         bool, typer.Option("--detailed-exitcode", help="As Terraform has it. 0: no changes; 2: changes; 1: an error.")
     ] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Synthesize also where nothing has changed.")] = False,
 ) -> None:
     """Show what a deploy would change, and what the stack costs."""
     try:
-        selected = synthesize(stack)
+        selected = synthesize(stack, fresh=fresh)
         with ExitStack() as inside:
             with working(f"plan {selected.name}: terraform"):
                 _, made = inside.enter_context(planned(selected, replace=replace or (), gone=gone))

@@ -70,8 +70,14 @@ def connected(fleet: str, secrets: Sequence[Secret] = ()) -> Pool:
         return connect(fleet, secrets=secrets)
 
 
-def synthesized(project: Project) -> tuple[SynthesizedStack, ...]:
-    """Synthesizes *project* and says so. Raises what `Project.synth` raises."""
+def synthesized(project: Project, *, fresh: bool = True) -> tuple[SynthesizedStack, ...]:
+    """Synthesizes *project* and says so; not *fresh*: where it may write something else than stands there, alone.
+
+    Raises what `Project.synth` raises.
+    """
+    if not fresh and (since := project.unchanged_since()) is not None:
+        _line(f"synth: nothing has changed since {time.strftime('%H:%M:%S', time.localtime(since))} (--fresh: anew)")
+        return project.stacks()
     with working(f"synth: {project.app}"):
         return project.synth()
 

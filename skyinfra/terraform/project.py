@@ -31,6 +31,7 @@ from skyinfra.terraform.blocks import Block, blocks, is_own
 from skyinfra.terraform.program import PROGRAM_VARIABLE, find_program
 from skyinfra.terraform.state import refuse_shared
 from skyinfra.terraform.synthesized import SynthesizedStack, read_document, read_stack
+from skyinfra.terraform.unchanged import VARIABLE, Reads
 
 # The folders that were said to be taken, each once.
 _said: set[Path] = set()
@@ -114,12 +115,15 @@ class Project:
                 f"there is no cdktf.json in {self.folder}, only {_named(self.blocks())}",
                 hint="skyinfra status shows it, and skyinfra destroy ends it; skyinfra init makes a project.",
             )
+        reads = Reads(self.folder, self.app, self.output)
+        reads.forget()
         environment = {
             **os.environ,
             **node_environment(),
             **terraform_of_cdktf(),
             "CDKTF_OUTDIR": str(self.output),
             "CDKTF_CONTEXT_JSON": self._context(),
+            VARIABLE: str(reads.file),
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
         }
         with self._earlier_set_aside():
@@ -142,7 +146,15 @@ class Project:
                     f"`{self.app}` ended without an error, and wrote no stacks to {self.output}",
                     hint="Call app.synth() at its end, on an App() that is given no other outdir.",
                 )
+        # What it has printed would not be printed again.
+        (reads.forget if result.stdout else reads.keep)()
         return self.stacks()
+
+    def unchanged_since(self) -> float | None:
+        """Returns when the stacks were synthesized (UNIX seconds) that a synthesis would write again; None where it may
+        write others, or nobody knows."""
+        reads = Reads(self.folder, self.app, self.output)
+        return reads.file.stat().st_mtime if self.app and reads.same() else None
 
     def _known(self, name: str | None) -> tuple[SynthesizedStack, ...]:
         declared = self.stacks()
