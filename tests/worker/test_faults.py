@@ -220,10 +220,13 @@ def test_a_large_argument_goes_elsewhere_from_a_process_that_cannot_fetch_or_map
 @pytest.mark.slow
 def test_a_task_for_one_slot_that_has_no_room_for_it_is_not_sent_there_for_ever(bed: Any) -> None:
     pool, _ = bed
+    slot = on_n1(pool)[:1]
+    before = pool.broadcast(Task(process), slots=slot)
     # Minutes, for 64 times (2026-11-25).
     with pytest.raises(sky.SlotFailed, match=r"no room for 48\.0 MiB more") as caught:
-        pool.broadcast(Task(size, (bytes(48 * 2**20),)), slots=on_n1(pool)[:1])
+        pool.broadcast(Task(size, (bytes(48 * 2**20),)), slots=slot)
     assert "It was sent to 4 slots, and each failed: n1/0, n1/0, n1/0, n1/0." in "".join(caught.value.__notes__)
+    assert pool.broadcast(Task(process), slots=slot) == before, "another process has no more room"
 
 
 def made(began: str) -> tuple[bytes, int]:
