@@ -26,6 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import dask
 from distributed import Worker
 
 from benchmarks.engine import ROOT, SECRET, RunningNode, pss, serving
@@ -167,7 +168,17 @@ class Light(Worker):  # type: ignore[misc]
         return {**await super().get_startup_information(), STARTUP_KEY: self.slot.to_json()}
 
 
+# Each worker would measure this machine twice a second, and its own code a hundred times.
+_QUIET = {
+    "distributed.admin.system-monitor.interval": "1h",
+    "distributed.admin.tick.interval": "1h",
+    "distributed.worker.profile.enabled": False,
+    "distributed.worker.profile.interval": "1h",
+}
+
+
 async def serve(address: str, count: int, secret: str) -> None:
+    dask.config.set(_QUIET)
     workers = []
     for number in range(count):
         node, worker = f"many{number // SLOTS_OF_NODE}", number % SLOTS_OF_NODE

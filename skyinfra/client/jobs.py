@@ -45,6 +45,8 @@ _WAIT_S = 20.0
 COMMAND = "command:"
 # Between two questions.
 _PAUSE_S = 0.1
+# Where the slots of a fleet were looked at within that long, another job of the same program does not look again.
+_RECENT_S = 5.0
 
 
 class Job(Generic[T]):
@@ -328,7 +330,9 @@ def addresses(notify: Sequence[str | Secret]) -> list[str]:
 
 def _check_prospect(fleet: Fleet, target: Target) -> None:
     """Raises `SlotLost` where no slot of the fleet will ever take the job; one that is away for now is waited for."""
-    now = fleet.look()
+    now = fleet.look(_RECENT_S)
+    if now.prospect(target) == "gone" or now.unknown(target, fleet.manifest):
+        now = fleet.look()
     if now.prospect(target) == "gone" or now.unknown(target, fleet.manifest):
         raise SlotLost(
             f"{fleet.manifest.fleet} has no slot{target.which}",

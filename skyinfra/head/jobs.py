@@ -259,7 +259,7 @@ class Jobs:
         if job.info.over:
             return job.info
         view = view or self._queue.view()
-        if job.key in view.running:
+        if job.key and job.key in view.running:
             slot, seconds = view.running[job.key]
             return replace(job.info, state="running", slot=slot, started=time.time() - seconds)
         if job.running and job.info.slot is not None:

@@ -12,8 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
-from typing import NamedTuple
+from functools import cache, cached_property, partial
 
 from skyinfra.engine.executor import Moves, may_pass, overdue
 from skyinfra.engine.waiting import Changes, within
@@ -96,15 +95,26 @@ class Job:
         self.record = replace(self.record, info=replace(self.info, **changes))  # type: ignore[arg-type]
 
 
-class View(NamedTuple):
-    """The fleet at one moment.
+class View:
+    """The fleet at one moment, of which a part is looked at once it is asked for. *execution*: None of one that is not
+    there yet."""
 
-    running: slot and seconds of the tasks that run, also those of others, by their keys. takes: whether a slot has what
-    a job needs, as far as that is known.
-    """
+    def __init__(self, execution: Execution | None) -> None:
+        self._execution = execution
+        self.takes = cache(self._takes)
 
-    running: dict[str, tuple[str, float]]
-    takes: Callable[[Needs], bool]
+    @cached_property
+    def running(self) -> dict[str, tuple[str, float]]:
+        """Slot and seconds of the tasks that run, also those of others, by their keys."""
+        return {} if self._execution is None else self._execution.running()
+
+    @cached_property
+    def _slots(self) -> list[dict[str, float]]:
+        return [] if self._execution is None else self._execution.slots()
+
+    def _takes(self, needs: Needs) -> bool:
+        """Returns whether a slot has what a job needs, as far as that is known."""
+        return self._execution is None or _places(self._slots, needs) > 0
 
 
 class Queue:
@@ -200,10 +210,7 @@ class Queue:
 
     def view(self) -> View:
         """Returns the fleet as it is now."""
-        if self._execution is None:
-            return View({}, lambda needs: True)
-        slots = self._execution.slots()
-        return View(self._execution.running(), cache(lambda needs: _places(slots, needs) > 0))
+        return View(self._execution)
 
     async def save(self, job: Job) -> None:
         """Writes the record of *job* as it is now. Raises `StateDirectoryError`."""

@@ -8,6 +8,7 @@ import contextlib
 import os
 import secrets
 import threading
+import time
 import uuid
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -60,6 +61,7 @@ class AskedFleet:
         self.loop = LoopThread()
         self._process = os.getpid()
         self._ended = threading.Event()
+        self._seen: tuple[float, Snapshot] | None = None
         self._listening: list[Listener] = []
         try:
             self.loop.run(self._open(limits))
@@ -74,9 +76,14 @@ class AskedFleet:
 
     # State of the fleet ---------------------------------------------------------------------------------------------
 
-    def look(self) -> Snapshot:
-        """Returns the fleet as its head describes it now. Raises `FleetUnreachable`."""
-        return self.from_head(self.connection.look())
+    def look(self, within_s: float = 0.0) -> Snapshot:
+        """Returns the fleet as its head describes it now, or has described it here in the last seconds.
+
+        Raises `FleetUnreachable`.
+        """
+        if self._seen is None or time.monotonic() - self._seen[0] >= within_s:
+            self._seen = time.monotonic(), self.from_head(self.connection.look())
+        return self._seen[1]
 
     def listen(self, listener: Listener, port: int, *, field: str, hint: str | None = None) -> None:
         """Starts *listener* at *port* until the fleet is left. Raises `PortTaken`."""
