@@ -69,7 +69,7 @@ def record() -> None:
 
 
 class Reads:
-    """What a synthesis of the project in *folder* by the command *app* reads, and writes to *output*."""
+    """The things that a synthesis of the project in *folder* by the command *app* reads, and writes to *output*."""
 
     def __init__(self, folder: Path, app: str, output: Path) -> None:
         self._folder, self._app, self._output = folder, app, output
