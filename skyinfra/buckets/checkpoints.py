@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import re
 import secrets
 import shutil
@@ -125,11 +126,22 @@ class Checkpoints:
     def _folder(self, purpose: str) -> Iterator[Path]:
         """A folder of this machine, where tempfile makes them, for a copy of a checkpoint."""
         prefix = f"skyinfra-{purpose}-{hashlib.sha256(self.url.encode()).hexdigest()[:16]}-"
-        if purpose == "save":
-            for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):  # of processes that ended while they saved
+        for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+            if not _runs(left.name.removeprefix(prefix).partition("-")[0]):
                 shutil.rmtree(left, ignore_errors=True)
-        with tempfile.TemporaryDirectory(prefix=prefix) as folder:
+        with tempfile.TemporaryDirectory(prefix=f"{prefix}{os.getpid()}-") as folder:
             yield Path(folder)
+
+
+def _runs(pid: str) -> bool:
+    """Returns whether the process *pid* runs."""
+    try:
+        os.kill(int(pid), 0)
+    except (ProcessLookupError, ValueError):
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def _step(name: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -9,13 +10,14 @@ import signal
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from servers.buckets import NAME, BucketServer
+from servers.buckets import LEAST_PART, NAME, BucketServer
 
 import skyinfra as sky
 from skyinfra import CloudCredentialsRefused, CloudPermissionDenied, CloudRefused, InvalidField, MissingDependency
@@ -23,8 +25,8 @@ from skyinfra import buckets as room
 
 URL = f"s3://{NAME}/team/run-7"
 PREFIX = "team/run-7/"
-# Above the least part of S3, 5 MiB, so that a small state travels in parts.
-PART = 5 * 2**20
+# So that a small state travels in parts.
+PART = 16 * LEAST_PART
 SEVERAL_PARTS = bytes(PART + 2**10)
 
 
@@ -197,6 +199,27 @@ sky.SpotCheckpointer({URL!r}, keep=1).save(bytes({len(SEVERAL_PARTS)}), 2)
     assert {name[9:] for name in folders(server)} == {"step-000000000003"}
     assert server.unfinished() == []
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_two_writers_at_once_leave_a_whole_checkpoint(server: BucketServer) -> None:
+    """Both places answer after a partition: which one is loaded is open, half of one it is not."""
+    ours, theirs = sky.SpotCheckpointer(URL, keep=1), sky.SpotCheckpointer(URL, keep=1)
+    for moment in range(1, 12):
+        server.empty()
+        ours.save("first", 1)
+        server.heal()
+        server.hears = lambda number, moment=moment: theirs.save("theirs", 3) if number == moment else None
+        # It may find that its files are gone, and says so.
+        with contextlib.suppress(CloudRefused):
+            ours.save(SEVERAL_PARTS, 2)
+        server.heal()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            assert sky.SpotCheckpointer(URL).load_latest() in ((SEVERAL_PARTS, 2), ("theirs", 3)), moment
+        ours.save("fourth", 4)
+        assert {name[9:] for name in folders(server)} == {"step-000000000004"}
+        assert server.unfinished() == []
 
 
 def test_a_save_that_fails_leaves_what_was_there(server: BucketServer, tmp_path: Path) -> None:

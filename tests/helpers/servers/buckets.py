@@ -13,10 +13,13 @@ from functools import cached_property
 from typing import Any
 
 import boto3
+from moto.s3 import models
 from moto.server import create_backend_app
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 NAME = "runs"
+# Of an upload in parts, but for the last one; 5 MiB on S3.
+LEAST_PART = 2**10
 _REFUSED = b"<?xml version='1.0'?><Error><Code>%s</Code><Message>of the test</Message></Error>"
 
 
@@ -35,6 +38,7 @@ class BucketServer:
     """
 
     def __init__(self) -> None:
+        models.S3_UPLOAD_PART_MIN_SIZE = LEAST_PART
         self._store = create_backend_app("s3")
         self._lock = threading.Lock()
         self._server = make_server("127.0.0.1", 0, self._answer, threaded=True, request_handler=_Quiet)
