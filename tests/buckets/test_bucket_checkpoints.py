@@ -201,6 +201,22 @@ sky.SpotCheckpointer({URL!r}, keep=1).save(bytes({len(SEVERAL_PARTS)}), 2)
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("number", [pytest.param(n, marks=[pytest.mark.slow] * (n != 5)) for n in range(1, 12)])
+def test_a_request_whose_answer_is_lost_is_sent_again(
+    server: BucketServer, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """The fifth completes an upload in parts, which a store does once."""
+    monkeypatch.setattr(room, "ATTEMPTS", 3)
+    checkpoints = sky.SpotCheckpointer(URL, keep=1)
+    checkpoints.save("first", 1)
+    server.heal()
+    server.lost = {number}
+    checkpoints.save(SEVERAL_PARTS, 2)
+    assert checkpoints.load_latest() == (SEVERAL_PARTS, 2)
+    assert folders(server) == ["00000002-step-000000000002"]
+    assert server.unfinished() == []
+
+
 @pytest.mark.slow
 def test_two_writers_at_once_leave_a_whole_checkpoint(server: BucketServer) -> None:
     """Both places answer after a partition: which one is loaded is open, half of one it is not."""

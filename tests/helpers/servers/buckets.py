@@ -32,15 +32,17 @@ class BucketServer:
     """A store with the bucket `NAME`.
 
     requests: method, path and headers of those that came. cut_at: from which one on, counted from 1, the network is
-    gone; answers_last: whether that one is still carried out, and its answer lost. refuse: by the number of a request,
-    an error code in place of its answer. broken: of uploads, whose first byte is another when it arrives. ends_early:
-    how many of the next reads of an object end in the middle. hears: is called with the number of each request first.
+    gone; answers_last: whether that one is still carried out, and its answer lost. lost: the numbers of others that are
+    carried out, and whose answers are lost. refuse: by the number of a request, an error code in place of its answer.
+    broken: of uploads, whose first byte is another when it arrives. ends_early: how many of the next reads of an object
+    end in the middle. hears: is called with the number of each request first.
     """
 
     def __init__(self) -> None:
         models.S3_UPLOAD_PART_MIN_SIZE = LEAST_PART
         self._store = create_backend_app("s3")
         self._lock = threading.Lock()
+        self._completed: set[str] = set()
         self._server = make_server("127.0.0.1", 0, self._answer, threaded=True, request_handler=_Quiet)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         self.heal()
@@ -51,6 +53,7 @@ class BucketServer:
         self.cut_at: int | None = None
         self.answers_last = False
         self.refuse: dict[int, str] = {}
+        self.lost: set[int] = set()
         self.broken: Callable[[str], bool] = lambda path: False
         self.ends_early = 0
         self.hears: Callable[[int], object] = lambda number: None
@@ -114,9 +117,20 @@ class BucketServer:
             status = "503 x" if refused == "SlowDown" else "403 x" if refused == "AccessDenied" else "400 x"
             start_response(status, [("Content-Type", "application/xml")])
             return [_REFUSED % refused.encode()]
+        completes = (
+            f"{path}?{environ['QUERY_STRING']}" if method == "POST" and "uploadId" in environ["QUERY_STRING"] else ""
+        )
         with self._lock:  # moto keeps its store without a lock of its own
-            answer = list(self._store(environ | {"wsgi.input": io.BytesIO(content)}, start_response))
-        if number == cut:
+            try:
+                if completes in self._completed:
+                    raise KeyError
+                answer = list(self._store(environ | {"wsgi.input": io.BytesIO(content)}, start_response))
+                self._completed |= {completes} - {""}
+            except KeyError:
+                # An upload that was completed or aborted: S3 knows it no more, and moto fails.
+                start_response("404 x", [("Content-Type", "application/xml")])
+                answer = [_REFUSED % b"NoSuchUpload"]
+        if number == cut or number in self.lost:
             self._drop(environ)
         if method == "GET" and self.ends_early and environ.get("HTTP_RANGE"):
             self.ends_early -= 1
