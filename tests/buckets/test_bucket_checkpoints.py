@@ -298,8 +298,13 @@ def test_a_damaged_checkpoint_is_passed_over(server: BucketServer) -> None:
     with pytest.warns(UserWarning, match=r"00000003-.* is damaged \(data is not what was saved\): 00000002-.*loaded"):
         assert checkpoints.load_latest() == (2, 2)
     client.delete_object(Bucket=NAME, Key=second)
-    with pytest.warns(UserWarning, match=r"data has no bytes"):
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
         assert checkpoints.load_latest() == (1, 1)
+    assert [str(each.message).partition(" is damaged ")[2][:20] for each in said] == [
+        "(data is not what wa",
+        "(data has no bytes, ",
+    ]
     for key in server.names():
         if key.endswith("whole.json"):
             client.put_object(Bucket=NAME, Key=key, Body=b"[]")
