@@ -39,6 +39,7 @@ PAGES = [
 ALL = [block for page in PAGES for block in blocks(page)]
 # Pages whose Python declares, with what they take as given: it is compiled, nothing is made.
 DECLARED = {
+    "docs/buckets.md": "import skyinfra as sky",
     "docs/failover.md": "import skyinfra as sky",
     "docs/mig.md": "import skyinfra as sky",
     "docs/places.md": "import skyinfra as sky\nkey = 'ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIEq0 me'",

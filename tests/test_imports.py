@@ -23,12 +23,13 @@ ALLOWED: dict[str, set[str]] = {
     "first_boot": set(),
     # travels to nodes
     "mig": set(),
+    "buckets": set(),
     "protocol": {"mig"},
     "engine": {"protocol"},
     "node": {"protocol"},
     "blobs": {"engine", "protocol"},
     "program": {"blobs", "protocol"},
-    "worker": {"blobs", "engine", "node", "program", "protocol"},
+    "worker": {"blobs", "buckets", "engine", "node", "program", "protocol"},
     "tasks": {"blobs", "program", "protocol", "worker"},
     "hours": {"drain", "node", "protocol"},
     "head": {"blobs", "engine", "hours", "idle", "mig", "node", "program", "protocol", "worker"},
@@ -69,7 +70,7 @@ ALLOWED: dict[str, set[str]] = {
     "places": {"accelerators", "pool", "providers", "terraform"},
     "compiler": {"declared", "places", "pool", "plugins", "providers", "accelerators", "mig", "protocol"},
     "bootstrap": {"compiler", "first_boot", "mig", "node", "protocol", "providers"},
-    "terraform": {"declared", "protocol", "providers"},
+    "terraform": {"buckets", "declared", "protocol", "providers"},
     "stack": {"declared", "compiler", "bootstrap", "places", "pool", "providers", "terraform"},
     "prewarm": {"compiler", "pool", "providers", "stack", "terraform"},
     # the client
@@ -104,7 +105,7 @@ ALLOWED: dict[str, set[str]] = {
         "worker",
     },
     "magic": {"blobs", "client", "notebook", "tasks"},
-    "preflight": {"accelerators", "offers", "providers", "terraform"},
+    "preflight": {"accelerators", "buckets", "offers", "providers", "terraform"},
     "ssh": {"protocol"},
     "deploy": {
         "accelerators",
@@ -141,6 +142,7 @@ ALLOWED: dict[str, set[str]] = {
 # What travels to a node may use these and the standard library.
 TRAVELS = {
     "blobs",
+    "buckets",
     "desired",
     "doctor",
     "drain",

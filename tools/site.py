@@ -45,6 +45,7 @@ PAGES: dict[str, tuple[str, ...]] = {
         "jobs",
         "secrets",
         "volumes",
+        "buckets",
         "failover",
         "spending",
         "notebooks",

@@ -12,6 +12,7 @@ import skyinfra
 
 ROOMS = (
     "blobs",
+    "buckets",
     "desired",
     "doctor",
     "drain",

@@ -8,8 +8,8 @@ import threading
 from concurrent.futures import Future
 from typing import Any, Literal
 
+from skyinfra.buckets import load_boto3
 from skyinfra.terraform.cloud_errors import refusals
-from skyinfra.terraform.stores import load_boto3
 
 # botocore waits and tries again, with a growing pause, where AWS throttles or fails. An answer that does not come in
 # time is not asked for again, and nothing else of that service is.

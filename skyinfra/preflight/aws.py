@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from skyinfra.buckets import load_boto3
 from skyinfra.preflight.access import check_credentials, check_instance_profile, not_checked
 from skyinfra.preflight.api import Api, CallFailed
 from skyinfra.preflight.capacity import check_blocks, check_reservation
@@ -17,7 +18,6 @@ from skyinfra.preflight.pool_inputs import PoolInputs, read
 from skyinfra.preflight.quotas import check_quotas
 from skyinfra.preflight.report import Finding, Line
 from skyinfra.preflight.spot import check_prices, check_score
-from skyinfra.terraform.stores import load_boto3
 from skyinfra.terraform.synthesized import SynthesizedStack
 
 Check = Callable[[Context], list[Finding]]

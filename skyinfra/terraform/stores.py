@@ -8,17 +8,12 @@ import os
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from skyinfra.errors import (
-    CloudCredentialsRefused,
-    CloudPermissionDenied,
-    CloudRefused,
-    MissingDependency,
-    ProjectError,
-)
+from skyinfra.buckets import asking, load_boto3
+from skyinfra.errors import ProjectError
 from skyinfra.terraform.state import refuse_shared
 from skyinfra.terraform.synthesized import SynthesizedStack
 
@@ -26,11 +21,6 @@ _PURPOSE = "jobs are kept in the bucket of the state"
 _CONNECT_S = 5.0
 _READ_S = 15.0
 _ATTEMPTS = 2
-_DENIED = ("AccessDenied", "Forbidden", "403", "AllAccessDisabled", "KMS.DisabledException")
-_CREDENTIALS = (
-    *("ExpiredToken", "InvalidAccessKeyId", "InvalidToken", "SignatureDoesNotMatch"),
-    *("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "ProfileNotFound"),
-)
 
 
 class Store(Protocol):
@@ -68,18 +58,6 @@ def jobs_prefix(backend: Mapping[str, Any], workspace: str = "default") -> str:
     """Returns the prefix of the kept jobs in the bucket of a state in S3: beside the state of the *workspace*."""
     above = "" if workspace == "default" else f"{backend.get('workspace_key_prefix', 'env:')}/{workspace}/"
     return f"{above}{str(backend['key']).removesuffix('.tfstate')}/jobs/"
-
-
-def load_boto3(purpose: str) -> Any:
-    """The boto3 package. *purpose*: what needs it, such as ``preflight asks AWS``. Raises `MissingDependency`."""
-    try:
-        return importlib.import_module("boto3")
-    except ModuleNotFoundError as error:
-        if error.name != "boto3":
-            raise
-    raise MissingDependency(
-        f"{purpose} through boto3, which is not installed", hint='Install it with: pip install "skyinfra[aws]"'
-    )
 
 
 class _Folder:
@@ -156,26 +134,10 @@ class _Bucket:
         with self._asking("s3:PutObject", name):
             self._client.put_object(Bucket=self._bucket, Key=f"{self._prefix}{name}", Body=content, **encryption)
 
-    @contextmanager
-    def _asking(self, action: str, name: str) -> Iterator[None]:
+    def _asking(self, action: str, name: str) -> AbstractContextManager[None]:
         load_boto3(_PURPOSE)
-        exceptions = importlib.import_module("botocore.exceptions")
-        try:
-            yield
-        except exceptions.ClientError as error:
-            code, words = error.response["Error"].get("Code", ""), error.response["Error"].get("Message", "")
-            raise self._refusal(action, name, code, words) from None
-        except (exceptions.BotoCoreError, OSError) as error:
-            raise self._refusal(action, name, type(error).__name__, str(error)) from None
-
-    def _refusal(self, action: str, name: str, code: str, words: str) -> CloudRefused:
-        kind = CloudRefused
-        if code in _DENIED:
-            kind = CloudPermissionDenied
-        elif code in _CREDENTIALS:
-            kind = CloudCredentialsRefused
-        hint = "`skyinfra iam` prints the rights that who deploys needs." if kind is CloudPermissionDenied else None
-        return kind(f"{action} on {self.where}{name}: {code}: {words}", hint=hint)
+        hint = "`skyinfra iam` prints the rights that who deploys needs."
+        return asking(action, f"{self.where}{name}", hint=hint)
 
     @property
     def _client(self) -> Any:

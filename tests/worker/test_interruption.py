@@ -234,8 +234,8 @@ def test_update_saves_when_the_node_goes_and_now_and_then(folder: Path, tmp_path
 
 
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidField, match="this is a URL"):
-        sky.SpotCheckpointer("s3://bucket/run")
+    with pytest.raises(InvalidField, match="expected s3://BUCKET/PREFIX"):
+        sky.SpotCheckpointer("https://host/run")
     with pytest.raises(InvalidField, match="at least one"):
         sky.SpotCheckpointer(tmp_path, keep=0)
     with pytest.raises(InvalidField, match="go together"):
