@@ -122,7 +122,7 @@ ALLOWED: dict[str, set[str]] = {
         "submission",
         "terraform",
     },
-    "failover": {"declared", "deploy", "offers", "places", "providers", "terraform"},
+    "failover": {"declared", "deploy", "offers", "places", "preflight", "providers", "terraform"},
     "terminal": {
         "accelerators",
         "client",

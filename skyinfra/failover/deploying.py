@@ -15,6 +15,7 @@ from typing import Any
 from skyinfra.deploy.apply import carry_out
 from skyinfra.errors import CloudRefused, FleetError, TerraformFailed
 from skyinfra.failover.blocks import PlaceState, aged, environment_of, moves, place_states, refused
+from skyinfra.failover.strays import refuse_strays, stray_lines
 from skyinfra.offers import usd
 from skyinfra.places.choices import NAME, Choice, Choices
 from skyinfra.providers import machines_of
@@ -42,9 +43,17 @@ class Failover:
     say: Callable[[str], object]
 
     def deploy(self) -> Plan | None:
-        """Deploys the stack at the first place that has room. Raises what `carry_out` does, for the last place."""
+        """Deploys the stack at the first place that has room. Raises what `carry_out` does, for the last place.
+
+        Raises `StrayMachine` where a deploy of before has made a machine that the state does not have.
+        """
+        refuse_strays(self.stack, self.say)
         if not self._pools():
-            return self.attempt(self.stack)
+            try:
+                return self.attempt(self.stack)
+            except TerraformFailed as error:
+                self._look(error)
+                raise
         if self.stack.runs_elsewhere:
             return self._once()
         self._begin()
@@ -74,6 +83,12 @@ class Failover:
                     f"offers --for {self.stack.name}/POOL` lists them.",
                 )
             raise
+
+    def _look(self, error: TerraformFailed) -> None:
+        """Adds the machines that an answer which never came has left outside of the state to the *error*."""
+        if len(refusals(error.diagnostics)) < len(error.diagnostics):
+            for line in stray_lines(self.stack):
+                error.hint = _last(error, line)
 
     def _pools(self) -> dict[str, Pool]:
         """Returns the pools that have several places."""
@@ -178,6 +193,7 @@ class Failover:
         found = refusals(error.diagnostics)
         pools = self._pools()
         if not isinstance(error, CloudRefused) or not found or not any(moves(each.cause) for each in found):
+            self._look(error)
             raise error
         if len(found) < len(error.diagnostics) or not all(moves(e.cause) and e.pool in pools for e in found):
             error.hint = _last(
@@ -185,6 +201,7 @@ class Failover:
                 "No other place is tried: not everything that was refused says that nothing was "
                 f"made. `skyinfra deploy {self.stack.name}` looks at what there is, and continues.",
             )
+            self._look(error)
             raise error
         texts = dict(error.diagnostics)
         steps = [
