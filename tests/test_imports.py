@@ -133,6 +133,7 @@ ALLOWED: dict[str, set[str]] = {
         "offers",
         "packing",
         "places",
+        "preflight",
         "protocol",
         "providers",
         "terraform",

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from skyinfra.deploy.last_run import LastRun
 from skyinfra.offers import Offer, Price
+from skyinfra.preflight.report import Line
 from skyinfra.protocol.fleet import LayoutChange, NodeFailure, SizeState
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.readings import Progress, SlotReading
@@ -55,6 +56,33 @@ POOL = {
     "drain_seconds?": float,
     "follow?": Any,
     "budget?": {"usd": float, "action": str},
+}
+# A place of a pool that has several. checks: what its cloud says now; null where nobody asked.
+CANDIDATE = {
+    "place": str,
+    "module": str,
+    "provider": str,
+    "region?": str,
+    "zones": [str],
+    "account?": str,
+    "own?": str,
+    "machine_types": [str],
+    "accelerator?": str,
+    "accelerators_per_node?": int,
+    "grouped?": bool,
+    "head?": str,
+    "hourly_cost?": float,
+    "usd_per_hour?": float,
+    "price_note": str,
+    "selected": bool,
+    "blocked_until": str | None,
+    "state": str,
+    "refused": (
+        {"place": str, "at": str, "cause": str, "code": str, "words": str, "age_seconds": int},
+        None,
+    ),
+    "usd_per_hour_now": float | None,
+    "checks": ([Line], None),
 }
 POOL_COST = {
     "pool": str,

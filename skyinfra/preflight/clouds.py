@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from skyinfra import offers
 from skyinfra.offers import usd
 from skyinfra.preflight.listing import Listed, listed
+from skyinfra.preflight.live_offers import made
+from skyinfra.preflight.refreshed import same
 from skyinfra.preflight.report import Finding, Line, failed, passed, warned
 from skyinfra.preflight.rest import Api, Unanswered, at_once, first, number, rows, text
 from skyinfra.providers import read
@@ -61,7 +63,7 @@ def check_pools(
         asked = read(pool.kind).preflight
         assert asked is not None  # noqa: S101 - only such pools are given
         api = Api(read(pool.kind).about.called, asked, deadline=deadline, environment=environment)
-        return [Line(name, check, each.result, each.found, each.to_do) for check, each in _findings(api, pool)]
+        return [each.line(name, check) for check, each in _findings(api, pool)]
 
     found = at_once(ask, by_name, deadline + 1)
     return {
@@ -139,11 +141,31 @@ def _machines(api: Api, pool: Pool) -> Iterator[tuple[str, Finding]]:
         yield "machine", warned(f"{api.called}: {error.reason}", "The other checks stand; run it again later.")
         return
     for machine in pool.types:
-        rows = [each for each in found if each.name == machine]
-        here = [each for each in rows if each.priced_in in (None, pool.region)]
+        rows = _rows_of(pool.kind, machine, found)
+        here = [each for each in rows if pool.region is None or each.priced_in in (None, pool.region)]
         yield "machine", _machine(api, pool, machine, here[0] if here else None)
         if here:
-            yield "price", _price(pool, here[0])
+            yield "price", _price(pool, here[0]).at(here[0].spot if pool.spot else here[0].on_demand)
+
+
+def _rows_of(kind: str, machine: str, found: Sequence[Listed]) -> list[Listed]:
+    """Returns the rows of a *machine* type: of its name, several of what is listed one by one, or of its like.
+
+    The machines of a marketplace have names that perish.
+    """
+    rows = [each for each in found if each.name == machine]
+    several = re.fullmatch(r"(\d+)x (.+)", machine)
+    if not rows and several:
+        count = int(several[1])
+        prices = {each: (each.on_demand, each.spot) for each in found if each.name == several[2]}
+        for each, (on_demand, spot) in prices.items():
+            rows.append(
+                replace(each, count=count, on_demand=on_demand and count * on_demand, spot=spot and count * spot)
+            )
+    shipped = offers.named(kind, machine)
+    if not rows and shipped is not None:
+        rows = [each for each in found if (offer := made(kind, each, "")) and same(shipped, offer, perish=True)]
+    return rows
 
 
 def _machine(api: Api, pool: Pool, name: str, machine: Listed | None) -> Finding:

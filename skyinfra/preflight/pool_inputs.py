@@ -77,6 +77,41 @@ def is_group(inputs: Mapping[str, Any]) -> bool:
     return several or (inputs["spot"] and inputs["node_count"] > 1)
 
 
+def of_place(stack: SynthesizedStack, pool: Mapping[str, Any]) -> PoolInputs:
+    """Returns the inputs of a *pool* with the fields of one of its places, whose module the stack may not have.
+
+    What is of no machine, such as networks and images, is left at nothing.
+    """
+    name, _, alias = (pool.get("own") or "").partition(".")
+    own = next((each for each in stack.providers.get(name, ()) if each.get("alias", "") == alias), {}) if name else {}
+    return PoolInputs(
+        stack=stack.name,
+        pool=pool["name"],
+        region=own.get("region") or pool["region"],
+        profile=own.get("profile") or pool.get("account"),
+        nodes=pool["nodes"],
+        machine_types=tuple(pool["machine_types"]),
+        grouped=bool(pool.get("grouped")),
+        spot=bool(pool.get("spot")),
+        spot_max_price=None,
+        max_hourly_cost=pool.get("max_hourly_cost"),
+        zones=tuple(pool.get("zones", ())),
+        vpc_id=None,
+        subnet_ids=(),
+        security_group_ids=(),
+        head_public_ip=False,
+        image="",
+        head_image=None,
+        disk_gb=0,
+        iam_instance_profile=None,
+        capacity_block_id=None,
+        capacity_reservation_id=None,
+        interfaces={},
+        placement_group=False,
+        head_machine_type=pool.get("head"),
+    )
+
+
 def read(stack: SynthesizedStack, pool: dict[str, Any]) -> PoolInputs:
     """Reads the inputs of *pool*, one of `stack.pools`."""
     name = pool["name"]

@@ -182,6 +182,10 @@ def _places(deployment: Deployment) -> list[dict[str, Any]]:
             "own": getattr(each.pool.provider, "provider", None),
             "machine_types": list(each.selection.machine_types),
             "accelerator": str(each.selection.accelerator) if each.selection.accelerator else None,
+            "accelerators_per_node": each.selection.count * each.selection.hosts,
+            "grouped": each.selection.separate_head,
+            "head": each.selection.head_machine,
+            "hourly_cost": each.selection.hourly_cost,
             "usd_per_hour": each.usd_per_hour,
             "price_note": each.selection.price_note,
         }
