@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
 from skyinfra.preflight import access, api, rest
 from skyinfra.preflight.facts import tags
-from skyinfra.providers import read
+from skyinfra.providers import machines_of, read
 from skyinfra.terraform.state import Resource
 
 SECONDS = 20.0
@@ -46,10 +46,12 @@ def outside(
     keys; None is that of the process. session: of boto3. Raises `Unanswered`, `MissingDependency`.
     """
     table = read(pool["provider"]).preflight
-    known = {str(each.attributes["id"]): each for each in resources if each.attributes.get("id")}
+    # Resources of two types may have one id.
+    known = [(each, str(each.attributes["id"])) for each in resources if each.attributes.get("id")]
+    machines = {id for each, id in known if machines_of(each.type, each.attributes) is not None}
     if table is not None and table.module == "skyinfra.preflight.aws":
-        return _on_aws(stack, pool, known, session)
-    secret = next((id for id, each in known.items() if (each.type, each.name) == ("terraform_data", "secret")), None)
+        return [each for each in _on_aws(stack, pool, {id for _, id in known}, session) if each.id not in machines]
+    secret = next((id for each, id in known if (each.type, each.name) == ("terraform_data", "secret")), None)
     if table is None or table.existing is None or secret is None:
         return None
     asked, called = table.existing, read(pool["provider"]).about.called
@@ -60,11 +62,11 @@ def outside(
         Existing(id, rest.text(row, asked.where), f"End it in the console of {called}.")
         for answer in answers.pages(asked.path, {}, asked.next)
         for row in rest.rows(answer, asked.rows)
-        if own.search(json.dumps(row)) and (id := rest.text(row, asked.id)) not in known
+        if own.search(json.dumps(row)) and (id := rest.text(row, asked.id)) not in machines
     ]
 
 
-def _on_aws(stack: str, pool: Mapping[str, Any], known: Mapping[str, Resource], session: Any) -> list[Existing]:
+def _on_aws(stack: str, pool: Mapping[str, Any], ids: Set[str], session: Any) -> list[Existing]:
     region, profile = pool["region"], pool.get("profile")
     names = {"tag:skyinfra:stack": [stack], "tag:skyinfra:pool": [pool["name"]], "instance-state-name": _LIVING}
     filters = [{"Name": name, "Values": values} for name, values in names.items()]
@@ -81,13 +83,13 @@ def _on_aws(stack: str, pool: Mapping[str, Any], known: Mapping[str, Resource], 
         )
         for reservation in answer["Reservations"]
         for each in reservation["Instances"]
-        if each["InstanceId"] not in known and _is_of(each, known)
+        if _is_of(each, ids)
     ]
 
 
-def _is_of(instance: Mapping[str, Any], known: Mapping[str, Resource]) -> bool:
-    """Returns whether an *instance* has a resource of the state: another checkout may have a fleet of that name."""
+def _is_of(instance: Mapping[str, Any], ids: Set[str]) -> bool:
+    """Returns whether an *instance* has one of the *ids* of the state: another checkout may have a fleet of that name."""
     found = tags(dict(instance))
     has = {each["GroupId"] for each in instance.get("SecurityGroups", ())}
     has |= {each["NetworkInterfaceId"] for each in instance.get("NetworkInterfaces", ())}
-    return _GROUP not in found and bool((has | {found.get(_TEMPLATE, "")}) & known.keys())
+    return _GROUP not in found and bool((has | {found.get(_TEMPLATE, "")}) & ids)

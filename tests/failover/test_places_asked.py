@@ -121,7 +121,7 @@ def test_the_cheapest_goes_by_the_prices_of_now(tmp_path: Path) -> None:
     names = [each.place["place"] for each in cheapest_first([aws, replace(gcp, known=Known(40.0))])]
     assert names == ["gcp us-central1", "aws us-east-1"]
     failing = Known(40.0, (Line("t", "quota", "fail", "0 GPUs"),))
-    assert [each.place["place"] for each in cheapest_first([aws, replace(gcp, known=failing)])][0] == "aws us-east-1"
+    assert cheapest_first([aws, replace(gcp, known=failing)])[0].place["place"] == "aws us-east-1"
     dear = PlaceState(gcp.place, False, known=Known(99.0, (Line("t", "price", "fail", "costs $99.00/h now"),)))
     assert not dear.free
     _, pool = declared(tmp_path, [sky.GCP(), sky.AWS()])

@@ -102,12 +102,22 @@ ADDRESS = {
 }
 
 
+MACHINE = {
+    "lambda": "lambdalabs_instance",
+    "digitalocean": "digitalocean_droplet",
+    "vultr": "vultr_instance",
+    "vastai": "vastai_instance",
+}
+
+
 @pytest.mark.parametrize("provider", ANSWERS)
 def test_of_other_clouds_those_whose_names_are_of_the_fleet(provider: str) -> None:
     path, keys, rows, key = ANSWERS[provider]
     with serving({path: {key: rows}}) as rest:
         environment = {**keys, ADDRESS[provider]: rest.address}
-        state = [SECRET_OF_FLEET, resource(f"{provider}_machine", "node", str(rows[0]["id"]))]
+        state = [SECRET_OF_FLEET, resource(MACHINE[provider], "node", str(rows[0]["id"]))]
+        # What is no machine may have its id.
+        state.append(resource("random_key", "login", str(rows[1]["id"])))
         [stray] = outside("s", pool(provider), state, environment=environment) or []
         assert stray.id == str(rows[1]["id"]) and "console" in stray.end
         assert rest.headers("Authorization") == {f"Bearer {KEY}"}
