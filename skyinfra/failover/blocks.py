@@ -23,8 +23,6 @@ from skyinfra.terraform.synthesized import SynthesizedStack
 # A place as the synthesized stack describes it; see `skyinfra.stack.describe`.
 Place = Mapping[str, Any]
 _WORDS = 300
-# In the place of the first, where no module is named like the pool: no place has this name.
-NOWHERE = "none"
 _UNITS = ((1440, "day"), (60, "hour"))
 
 
@@ -96,12 +94,6 @@ class PlaceState:
 def cheapest_first(states: Sequence[PlaceState]) -> list[PlaceState]:
     """Returns the places in the order of their prices; those behind all others where a deploy would fail."""
     return sorted(states, key=lambda each: (bool(each.known.problem), each.usd_per_hour is None, each.usd_per_hour))
-
-
-def ordered_by_price(pool: Mapping[str, Any], choice: Choice) -> bool:
-    """Returns whether the places of *pool* are those of `cheapest`: then no module has the name of the pool."""
-    first = choice.first or next((each["place"] for each in pool["places"] if each["module"] == pool["name"]), NOWHERE)
-    return first == NOWHERE
 
 
 def place_states(

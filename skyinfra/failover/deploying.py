@@ -15,14 +15,12 @@ from typing import Any
 from skyinfra.deploy.apply import carry_out
 from skyinfra.errors import CloudRefused, FleetError, TerraformFailed
 from skyinfra.failover.blocks import (
-    NOWHERE,
     PlaceState,
     aged,
     ago,
     cheapest_first,
     environment_of,
     moves,
-    ordered_by_price,
     place_states,
     refused,
 )
@@ -115,7 +113,7 @@ class Failover:
 
     def _in_order(self, pool: Pool, found: Sequence[PlaceState]) -> list[PlaceState]:
         """Returns the places as they are tried: of `cheapest` by the prices of now, which are asked for once."""
-        if not ordered_by_price(pool, self.choices.of(self._fleet(pool))):
+        if not pool.get("by_price"):
             return list(found)
         if pool["name"] not in self._known:
             self._known[pool["name"]] = self.look(self.stack, pool)
@@ -136,7 +134,7 @@ class Failover:
                 if each.missing:
                     self.say(f"{pool['name']}: {_name(each)} cannot be tried: {each.missing}")
             current = next(each for each in found if each.selected)
-            new = ordered_by_price(pool, self.choices.of(self._fleet(pool))) and self._is_new(pool)
+            new = bool(pool.get("by_price")) and self._is_new(pool)
             if (current.until is None and not new) or self._serves(pool):
                 continue
             found = self._in_order(pool, found)
@@ -185,7 +183,7 @@ class Failover:
         """Writes the choice of pools whose order may be another one tomorrow, as prices are."""
         for pool in self._pools().values():
             choice = self.choices.of(self._fleet(pool))
-            if choice.place is None and _first(pool) == NOWHERE:
+            if choice.place is None and _first(pool) == _NOWHERE:
                 selected = next(each for each in self._states(pool) if each.selected)
                 self._choose(pool, selected, choice.refused)
 
@@ -296,12 +294,16 @@ class Failover:
         return pool, records, free
 
 
+# In the place of the first, where no module is named like the pool: no place has this name.
+_NOWHERE = "none"
+
+
 def _name(state: PlaceState) -> str:
     return str(state.place["place"])
 
 
 def _first(pool: Pool) -> str:
-    return next((each["place"] for each in pool["places"] if each["module"] == pool["name"]), NOWHERE)
+    return next((each["place"] for each in pool["places"] if each["module"] == pool["name"]), _NOWHERE)
 
 
 def _named(pool: Pool, call: str) -> str:

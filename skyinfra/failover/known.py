@@ -53,7 +53,7 @@ def ask(
 
     environment: with keys; None is that of the process. session: of boto3. What cannot be asked is a line that says so.
     """
-    by_name = {each["place"]: {**pool, **each, "name": each["place"]} for each in pool["places"]}
+    by_name = {each["place"]: {**at_place(pool, each), "name": each["place"]} for each in pool["places"]}
     deadline = time.monotonic() + seconds
 
     def lines(name: str) -> list[Line]:
@@ -72,6 +72,13 @@ def ask(
 
     answers = at_once(lines, by_name, deadline + 1)
     return {name: _known(by_name[name], found) for name, found in answers.items()}
+
+
+def at_place(pool: Mapping[str, Any], place: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the description of *pool* at another *place* of it; what the place has none of, such as a region, is
+    left out."""
+    same = ("name", "nodes", "spot", "max_hourly_cost")
+    return {**{name: pool[name] for name in same if name in pool}, **place}
 
 
 def _known(place: Mapping[str, Any], found: list[Line] | Unanswered) -> Known:

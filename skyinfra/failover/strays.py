@@ -11,6 +11,7 @@ from typing import Any
 
 from skyinfra.deploy.last_run import last_run
 from skyinfra.errors import MissingDependency, SkyinfraError, StrayMachine
+from skyinfra.failover.known import at_place
 from skyinfra.preflight.existing import Existing, outside
 from skyinfra.preflight.rest import Unanswered
 from skyinfra.providers import machines_of
@@ -60,19 +61,25 @@ def strays(stack: SynthesizedStack, say: Callable[[str], object]) -> Iterator[tu
     except SkyinfraError:
         return  # the plan says it
     for pool in stack.pools:
-        for place in pool.get("places") or [{**pool, "module": stack.module_of(pool["name"])}]:
+        for place in pool.get("places") or [{**pool, **_configured(stack, pool)}]:
             mine = [each for each in resources if each.call == place["module"]]
             if not _unfinished(pool, mine):
                 continue
             fleet = f"{stack.name}/{pool['name']}"
-            profile = place.get("account") or stack.configuration(pool["name"]).get("profile")
             try:
-                found = outside(stack.name, {**pool, **place, "profile": profile}, mine)
+                found = outside(stack.name, at_place(pool, place), mine)
             except (Unanswered, MissingDependency) as error:
                 why = error.reason if isinstance(error, Unanswered) else error.message
                 say(f"{fleet}: whether an earlier deploy has left a machine is not known: {why}")
                 continue
             yield from ((fleet, each) for each in found or ())
+
+
+def _configured(stack: SynthesizedStack, pool: Pool) -> dict[str, Any]:
+    """Returns the module, and the region and account of the provider block, of a *pool* with one place."""
+    found = stack.configuration(pool["name"])
+    region = found.get("region") or pool.get("region")
+    return {"module": stack.module_of(pool["name"]), "region": region, "account": found.get("profile")}
 
 
 def _unfinished(pool: Pool, resources: Sequence[Resource]) -> bool:

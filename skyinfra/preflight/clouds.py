@@ -141,31 +141,30 @@ def _machines(api: Api, pool: Pool) -> Iterator[tuple[str, Finding]]:
         yield "machine", warned(f"{api.called}: {error.reason}", "The other checks stand; run it again later.")
         return
     for machine in pool.types:
-        rows = _rows_of(pool.kind, machine, found)
+        rows = _rows_of(api, pool.kind, machine, found)
         here = [each for each in rows if pool.region is None or each.priced_in in (None, pool.region)]
         yield "machine", _machine(api, pool, machine, here[0] if here else None)
         if here:
             yield "price", _price(pool, here[0]).at(here[0].spot if pool.spot else here[0].on_demand)
 
 
-def _rows_of(kind: str, machine: str, found: Sequence[Listed]) -> list[Listed]:
-    """Returns the rows of a *machine* type: of its name, several of what is listed one by one, or of its like.
+def _rows_of(api: Api, kind: str, machine: str, found: Sequence[Listed]) -> list[Listed]:
+    """Returns the rows of a *machine* type: of its name, or several of what is listed one by one.
 
-    The machines of a marketplace have names that perish.
+    Of a marketplace, whose names perish, those that are like it.
     """
     rows = [each for each in found if each.name == machine]
-    several = re.fullmatch(r"(\d+)x (.+)", machine)
-    if not rows and several:
-        count = int(several[1])
-        prices = {each: (each.on_demand, each.spot) for each in found if each.name == several[2]}
-        for each, (on_demand, spot) in prices.items():
-            rows.append(
-                replace(each, count=count, on_demand=on_demand and count * on_demand, spot=spot and count * spot)
-            )
+    if not rows and (several := re.fullmatch(r"(\d+)x (.+)", machine)):
+        rows = [_several(int(several[1]), each) for each in found if each.name == several[2]]
     shipped = offers.named(kind, machine)
-    if not rows and shipped is not None:
+    if not rows and shipped is not None and any(table.cheapest is not None for table in api.asked.machines):
         rows = [each for each in found if (offer := made(kind, each, "")) and same(shipped, offer, perish=True)]
-    return rows
+    return [replace(each, name=machine) for each in rows]
+
+
+def _several(count: int, one: Listed) -> Listed:
+    on_demand, spot = (price and count * price for price in (one.on_demand, one.spot))
+    return replace(one, count=count, on_demand=on_demand, spot=spot)
 
 
 def _machine(api: Api, pool: Pool, name: str, machine: Listed | None) -> Finding:

@@ -42,7 +42,7 @@ def outside(
 ) -> list[Existing] | None:
     """Returns the machines of *pool* that its module has made and the state has not; None where nobody can be asked.
 
-    pool: with the ``provider``, ``region`` and ``profile`` of its place. resources: of its module. environment: with
+    pool: with the ``provider``, ``region`` and ``account`` of its place. resources: of its module. environment: with
     keys; None is that of the process. session: of boto3. Raises `Unanswered`, `MissingDependency`.
     """
     table = read(pool["provider"]).preflight
@@ -67,7 +67,7 @@ def outside(
 
 
 def _on_aws(stack: str, pool: Mapping[str, Any], ids: Set[str], session: Any) -> list[Existing]:
-    region, profile = pool["region"], pool.get("profile")
+    region, profile = pool.get("region") or "", pool.get("account")
     names = {"tag:skyinfra:stack": [stack], "tag:skyinfra:pool": [pool["name"]], "instance-state-name": _LIVING}
     filters = [{"Name": name, "Values": values} for name, values in names.items()]
     try:
@@ -88,7 +88,7 @@ def _on_aws(stack: str, pool: Mapping[str, Any], ids: Set[str], session: Any) ->
 
 
 def _is_of(instance: Mapping[str, Any], ids: Set[str]) -> bool:
-    """Returns whether an *instance* has one of the *ids* of the state: another checkout may have a fleet of that name."""
+    """Returns whether an *instance* has one of the *ids* of the state: another checkout may name a fleet so."""
     found = tags(dict(instance))
     has = {each["GroupId"] for each in instance.get("SecurityGroups", ())}
     has |= {each["NetworkInterfaceId"] for each in instance.get("NetworkInterfaces", ())}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from skyinfra.terraform.expressions import is_reference
@@ -31,19 +31,19 @@ class PoolInputs:
     spot_max_price: float | None
     max_hourly_cost: float | None
     zones: tuple[str, ...]
-    vpc_id: str | None
-    subnet_ids: tuple[str, ...]
-    security_group_ids: tuple[str, ...]
-    head_public_ip: bool
-    image: str
-    head_image: str | None
-    disk_gb: int
-    iam_instance_profile: str | None
-    capacity_block_id: str | None
-    capacity_reservation_id: str | None
-    interfaces: dict[str, int]
-    placement_group: bool
-    head_machine_type: str | None
+    vpc_id: str | None = None
+    subnet_ids: tuple[str, ...] = ()
+    security_group_ids: tuple[str, ...] = ()
+    head_public_ip: bool = False
+    image: str = ""
+    head_image: str | None = None
+    disk_gb: int = 0
+    iam_instance_profile: str | None = None
+    capacity_block_id: str | None = None
+    capacity_reservation_id: str | None = None
+    interfaces: Mapping[str, int] = field(default_factory=dict)
+    placement_group: bool = False
+    head_machine_type: str | None = None
     elastic: bool = False
     unknown: frozenset[str] = frozenset()
 
@@ -96,18 +96,6 @@ def of_place(stack: SynthesizedStack, pool: Mapping[str, Any]) -> PoolInputs:
         spot_max_price=None,
         max_hourly_cost=pool.get("max_hourly_cost"),
         zones=tuple(pool.get("zones", ())),
-        vpc_id=None,
-        subnet_ids=(),
-        security_group_ids=(),
-        head_public_ip=False,
-        image="",
-        head_image=None,
-        disk_gb=0,
-        iam_instance_profile=None,
-        capacity_block_id=None,
-        capacity_reservation_id=None,
-        interfaces={},
-        placement_group=False,
         head_machine_type=pool.get("head"),
     )
 

@@ -165,6 +165,7 @@ def describe(deployment: Deployment) -> dict[str, Any]:
         **({"budget": pool.budget.model_dump()} if pool.budget is not None else {}),
         **({"module": deployment.module} if deployment.module else {}),
         **({"place": deployment.place, "places": _places(deployment)} if deployment.places else {}),
+        **({"by_price": True} if pool.places is not None and pool.places.by_price else {}),
         **({"volumes": [{**v.describe(), "path": path} for path, v in pool.volumes.items()]} if pool.volumes else {}),
     }
 

@@ -16,7 +16,6 @@ from skyinfra.failover.blocks import (
     cheapest_first,
     environment_of,
     moment,
-    ordered_by_price,
     place_states,
 )
 from skyinfra.failover.deploying import blocked
@@ -36,7 +35,7 @@ def show_places(fleet: str, *, as_json: bool = False, live: bool = False) -> Non
     stack, pool = _pool(project, fleet)
     choice, now = Choices.read(project.folder).of(fleet), datetime.now(UTC)
     found = place_states(pool, choice, now, environment=environment_of(stack))
-    by_price = ordered_by_price(pool, choice)
+    by_price = bool(pool.get("by_price"))
     if live:
         known = ask_clouds(stack, pool)
         found = [replace(each, known=known[each.place["place"]]) for each in found]

@@ -18,7 +18,7 @@ from terraform_projects.synthesized import synthesized
 
 import skyinfra as sky
 from skyinfra.failover import known
-from skyinfra.failover.blocks import PlaceState, cheapest_first, ordered_by_price, place_states
+from skyinfra.failover.blocks import PlaceState, cheapest_first, place_states
 from skyinfra.failover.known import Known, ask
 from skyinfra.places.choices import Choice, Choices, Refused
 from skyinfra.preflight.report import Line
@@ -114,18 +114,25 @@ def test_without_boto3_and_without_credentials_each_place_says_so(
     assert "LAMBDALABS_API_KEY" in found[LAMBDA].problem
 
 
+def test_a_place_has_nothing_of_another_one(tmp_path: Path) -> None:
+    image = sky.Image(runner=f"https://packages.example.com/skyinfra-0.1.0-py3-none-any.whl#sha256={'a' * 64}")
+    _, pool = declared(tmp_path, [sky.AWS(profile="a", group=True), sky.RunPod()], nodes=2, image=image)
+    there = known.at_place(pool, pool["places"][1])
+    assert pool["region"] == "us-east-1" and pool["head"] and pool["places"][0]["account"] == "a"
+    assert not {"region", "head", "account"} & {name for name, value in there.items() if value is not None}
+    assert (there["name"], there["nodes"]) == ("t", 2)
+
+
 def test_the_cheapest_goes_by_the_prices_of_now(tmp_path: Path) -> None:
     _, pool = declared(tmp_path, sky.cheapest([sky.AWS(), sky.GCP()]))
     aws, gcp = place_states(pool, Choice(), datetime.now(UTC))
-    assert ordered_by_price(pool, Choice()) and [aws.usd_per_hour, gcp.usd_per_hour] == [55.04, 88.49]
+    assert pool["by_price"] and [aws.usd_per_hour, gcp.usd_per_hour] == [55.04, 88.49]
     names = [each.place["place"] for each in cheapest_first([aws, replace(gcp, known=Known(40.0))])]
     assert names == ["gcp us-central1", "aws us-east-1"]
     failing = Known(40.0, (Line("t", "quota", "fail", "0 GPUs"),))
     assert cheapest_first([aws, replace(gcp, known=failing)])[0].place["place"] == "aws us-east-1"
     dear = PlaceState(gcp.place, False, known=Known(99.0, (Line("t", "price", "fail", "costs $99.00/h now"),)))
     assert not dear.free
-    _, pool = declared(tmp_path, [sky.GCP(), sky.AWS()])
-    assert not ordered_by_price(pool, Choice())
 
 
 def test_the_table_and_the_document(

@@ -53,7 +53,7 @@ def test_of_aws_those_of_the_stack_that_have_a_resource_of_the_state(cloud: Clou
         resource("aws_security_group", "nodes", groups[0]),
         resource("aws_instance", "head", known),
     ]
-    [answer] = outside("s", pool("aws", profile=None), state, session=cloud.session) or []
+    [answer] = outside("s", pool("aws", account=None), state, session=cloud.session) or []
     assert answer.id == stray and answer.where.startswith("us-east-1")
     assert answer.end == f"End it with: aws ec2 terminate-instances --region us-east-1 --instance-ids {stray}"
     cloud.ec2.terminate_instances(InstanceIds=[stray])
