@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from skyinfra.deploy.last_run import LastRun
 from skyinfra.offers import Offer, Price
+from skyinfra.places.choices import Refused
 from skyinfra.preflight.report import Line
 from skyinfra.protocol.fleet import LayoutChange, NodeFailure, SizeState
 from skyinfra.protocol.instance import InstanceInfo
@@ -93,7 +94,7 @@ CANDIDATE = {
     "selected": bool,
     "blocked_until": str | None,
     "state": str,
-    "refused": ({"place": str, "at": str, "cause": str, "code": str, "words": str, "age_seconds": int}, None),
+    "refused": ({**fields(Refused), "age_seconds": int}, None),
     "usd_per_hour_now": float | None,
     "checks": ([Line], None),
 }

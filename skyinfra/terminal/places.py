@@ -103,16 +103,13 @@ def _described(given: PlaceState, now: datetime) -> str:
 
 
 def _document(given: PlaceState, now: datetime, *, live: bool) -> dict[str, Any]:
-    last = None
-    if given.last is not None:
-        last = {name: getattr(given.last, name) for name in ("place", "at", "cause", "code", "words")}
-        last["age_seconds"] = round((now - moment(given.last)).total_seconds())
+    age = round((now - moment(given.last)).total_seconds()) if given.last is not None else 0
     return {
         **given.place,
         "selected": given.selected,
         "blocked_until": given.until.isoformat() if given.until else None,
         "state": _described(given, now),
-        "refused": last,
+        "refused": {**asdict(given.last), "age_seconds": age} if given.last is not None else None,
         "usd_per_hour_now": given.known.usd_per_hour,
         "checks": [asdict(each) for each in given.known.lines] if live else None,
     }

@@ -13,7 +13,7 @@ import pytest
 from front_ends.schemas import valid
 from moto import mock_aws
 from moto_aws.account import Cloud
-from servers.rest import Rest, serving
+from servers.rest import Rest, serving, slow
 from terraform_projects.synthesized import synthesized
 
 import skyinfra as sky
@@ -99,6 +99,14 @@ def test_what_a_cloud_does_not_say_is_a_line(
     found = ask(stack, pool, environment=environment)
     assert found[LAMBDA].usd_per_hour is None and any(each.result != "pass" for each in found[LAMBDA].lines)
     assert KEY not in str(found)
+
+
+def test_a_cloud_that_is_silent_is_not_waited_for(tmp_path: Path, lambda_cloud: tuple[Rest, dict[str, str]]) -> None:
+    rest, environment = lambda_cloud
+    rest.answers = dict.fromkeys(rest.answers, slow(3))
+    stack, pool = declared(tmp_path, [sky.Lambda(ssh_public_key=LOGIN), sky.GCP()])
+    found = ask(stack, pool, environment=environment, seconds=0.5)
+    assert "did not answer in time" in str(lines(found[LAMBDA])) and found[LAMBDA].usd_per_hour is None
 
 
 def test_without_boto3_and_without_credentials_each_place_says_so(
