@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from skyinfra.errors import MissingDependency
@@ -84,6 +84,9 @@ def at_place(pool: Mapping[str, Any], place: Mapping[str, Any]) -> dict[str, Any
 def _known(place: Mapping[str, Any], found: list[Line] | Unanswered) -> Known:
     if isinstance(found, Unanswered):
         return Known(None, (Line(place["name"], "not asked", "warn", found.reason),))
+    if place.get("own"):
+        # The stack's own provider block may name credentials that are found nowhere else.
+        found = [replace(each, result="warn") if each.check == "credentials" else each for each in found]
     price = next((each.usd_per_hour for each in found if each.usd_per_hour is not None), None)
     if price is None:
         return Known(None, tuple(found))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from skyinfra.deploy.last_run import last_run
-from skyinfra.errors import MissingDependency, SkyinfraError, StrayMachine
+from skyinfra.errors import MissingDependency, ProjectError, StrayMachine, TerraformFailed, TerraformNotFound
 from skyinfra.failover.known import at_place
 from skyinfra.preflight.existing import Existing, outside
 from skyinfra.preflight.rest import Unanswered
@@ -58,7 +58,7 @@ def strays(stack: SynthesizedStack, say: Callable[[str], object]) -> Iterator[tu
         return  # its credentials are there
     try:
         resources = stack.resources()
-    except SkyinfraError:
+    except (ProjectError, TerraformFailed, TerraformNotFound):
         return  # the plan says it
     for pool in stack.pools:
         for place in pool.get("places") or [{**pool, **_configured(stack, pool)}]:

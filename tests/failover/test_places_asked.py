@@ -131,6 +131,13 @@ def test_a_place_has_nothing_of_another_one(tmp_path: Path) -> None:
     assert (there["name"], there["nodes"]) == ("t", 2)
 
 
+def test_credentials_of_the_stacks_own_provider_block_are_not_missed(tmp_path: Path) -> None:
+    stack, pool = declared(tmp_path, [sky.GCP(), sky.Lambda(ssh_public_key=LOGIN)])
+    assert ask(stack, pool, environment={})[LAMBDA].problem
+    places = [{**each, "own": "lambdalabs.mine"} for each in pool["places"]]
+    assert not ask(stack, {**pool, "places": places}, environment={})[LAMBDA].problem
+
+
 def test_the_cheapest_goes_by_the_prices_of_now(tmp_path: Path) -> None:
     _, pool = declared(tmp_path, sky.cheapest([sky.AWS(), sky.GCP()]))
     aws, gcp = place_states(pool, Choice(), datetime.now(UTC))
