@@ -62,17 +62,26 @@ def test_aws_says_prices_scores_zones_and_quotas(tmp_path: Path, monkeypatch: py
         cloud.scores(a=2, b=9)
         aws = sky.AWS(zones=["us-east-1a", "us-east-1b"])
         stack, pool = declared(tmp_path, [aws, sky.GCP(project="p")], spot=True)
-        found = ask(stack, pool, environment={}, session=cloud.session)
+        found = ask(stack, pool, environment={}, session=cloud.session, seconds=300)
         a, b = found["aws us-east-1 us-east-1a"], found["aws us-east-1 us-east-1b"]
         assert (a.usd_per_hour, b.usd_per_hour) == (27.0, 21.0)
         assert "2 of 10 in us-east-1a" in lines(a)["spot score"] and "9 of 10 in us-east-1b" in lines(b)["spot score"]
         assert "vCPUs" in lines(a)["quota"] and not a.problem and lines(a)["machine"]
         # A place does not count towards the quota of another place of the same pool.
         cloud.quotas = dict.fromkeys(("L-7212CCBC", "L-417A185B", "L-C4BD4855"), 200.0)
-        assert not ask(stack, pool, environment={}, session=cloud.session)["aws us-east-1 us-east-1b"].problem
+        assert not ask(stack, pool, environment={}, session=cloud.session, seconds=300)[
+            "aws us-east-1 us-east-1b"
+        ].problem
         cloud.quotas = dict.fromkeys(("L-7212CCBC", "L-417A185B", "L-C4BD4855"), 100.0)
         assert (
-            "100 vCPUs" in ask(stack, pool, environment={}, session=cloud.session)["aws us-east-1 us-east-1b"].problem
+            "100 vCPUs"
+            in ask(stack, pool, environment={}, session=cloud.session, seconds=300)["aws us-east-1 us-east-1b"].problem
+        )
+        # Of a group the head is a machine on demand besides, with a quota of its own.
+        stack, pool = declared(tmp_path, [sky.AWS(), sky.GCP(project="p")], spot=True, nodes=2, max_hourly_cost=20.5)
+        group = ask(stack, pool, environment={}, session=cloud.session, seconds=300)["aws us-east-1"]
+        assert (
+            group.usd_per_hour == 2 * 21.0 + 0.096 and group.too_dear and "max_hourly_cost is $20.50" in group.problem
         )
         gcp = found["gcp us-central1 p"]
         assert gcp.usd_per_hour is None and "tells neither what is free" in lines(gcp)["not asked"]
@@ -81,11 +90,11 @@ def test_aws_says_prices_scores_zones_and_quotas(tmp_path: Path, monkeypatch: py
 def test_a_cloud_that_lists_what_is_free(tmp_path: Path, lambda_cloud: tuple[Rest, dict[str, str]]) -> None:
     rest, environment = lambda_cloud
     stack, pool = declared(tmp_path, [sky.Lambda(ssh_public_key=LOGIN), sky.GCP()], nodes=2, max_hourly_cost=95)
-    found = ask(stack, pool, environment=environment)[LAMBDA]
+    found = ask(stack, pool, environment=environment, seconds=120)[LAMBDA]
     assert found.usd_per_hour == 49.8 and not found.problem
     assert lines(found)["machine"] == "gpu_8x_h100_sxm5 can be had now in us-east-1"
     rest.answers |= lambda_answers(9600, ("us-west-1",))
-    found = ask(stack, pool, environment=environment)[LAMBDA]
+    found = ask(stack, pool, environment=environment, seconds=120)[LAMBDA]
     assert found.too_dear and "cannot be had in us-east-1 now, but in us-west-1" in found.problem
 
 
@@ -96,7 +105,7 @@ def test_what_a_cloud_does_not_say_is_a_line(
     rest, environment = lambda_cloud
     rest.answers = dict.fromkeys(rest.answers, answer)
     stack, pool = declared(tmp_path, [sky.Lambda(ssh_public_key=LOGIN), sky.GCP()])
-    found = ask(stack, pool, environment=environment)
+    found = ask(stack, pool, environment=environment, seconds=120)
     assert found[LAMBDA].usd_per_hour is None and any(each.result != "pass" for each in found[LAMBDA].lines)
     assert KEY not in str(found)
 
@@ -117,7 +126,7 @@ def test_without_boto3_and_without_credentials_each_place_says_so(
 
     monkeypatch.setattr("skyinfra.preflight.aws.load_boto3", missing)
     stack, pool = declared(tmp_path, [sky.AWS(), sky.Lambda(ssh_public_key=LOGIN)])
-    found = ask(stack, pool, environment={})
+    found = ask(stack, pool, environment={}, seconds=120)
     assert "pip install skyinfra[aws]" in lines(found["aws us-east-1"])["not asked"]
     assert "LAMBDALABS_API_KEY" in found[LAMBDA].problem
 
@@ -133,9 +142,9 @@ def test_a_place_has_nothing_of_another_one(tmp_path: Path) -> None:
 
 def test_credentials_of_the_stacks_own_provider_block_are_not_missed(tmp_path: Path) -> None:
     stack, pool = declared(tmp_path, [sky.GCP(), sky.Lambda(ssh_public_key=LOGIN)])
-    assert ask(stack, pool, environment={})[LAMBDA].problem
+    assert ask(stack, pool, environment={}, seconds=120)[LAMBDA].problem
     places = [{**each, "own": "lambdalabs.mine"} for each in pool["places"]]
-    assert not ask(stack, {**pool, "places": places}, environment={})[LAMBDA].problem
+    assert not ask(stack, {**pool, "places": places}, environment={}, seconds=120)[LAMBDA].problem
 
 
 def test_the_cheapest_goes_by_the_prices_of_now(tmp_path: Path) -> None:
