@@ -78,11 +78,11 @@ def test_aws_says_prices_scores_zones_and_quotas(tmp_path: Path, monkeypatch: py
             in ask(stack, pool, environment={}, session=cloud.session, seconds=300)["aws us-east-1 us-east-1b"].problem
         )
         # Of a group the head is a machine on demand besides, with a quota of its own.
-        stack, pool = declared(tmp_path, [sky.AWS(), sky.GCP(project="p")], spot=True, nodes=2, max_hourly_cost=20.5)
+        cloud.spot(("p5.48xlarge", "us-east-1a", 31.0), ("p5.48xlarge", "us-east-1b", 32.0))
+        cloud.quotas = {}
+        stack, pool = declared(tmp_path, [sky.AWS(), sky.GCP(project="p")], spot=True, nodes=2, max_hourly_cost=30)
         group = ask(stack, pool, environment={}, session=cloud.session, seconds=300)["aws us-east-1"]
-        assert (
-            group.usd_per_hour == 2 * 21.0 + 0.096 and group.too_dear and "max_hourly_cost is $20.50" in group.problem
-        )
+        assert group.usd_per_hour == 2 * 31.0 + 0.096 and group.too_dear and "max_hourly_cost is $30" in group.problem
         gcp = found["gcp us-central1 p"]
         assert gcp.usd_per_hour is None and "tells neither what is free" in lines(gcp)["not asked"]
 
