@@ -42,7 +42,7 @@ class Pool:
         return cls(
             pool["name"],
             pool["provider"],
-            pool.get("region"),
+            None if pool.get("region") == offers.EVERYWHERE else pool.get("region"),
             pool["nodes"],
             tuple(pool["machine_types"]),
             pool.get("accelerators_per_node") or 0,

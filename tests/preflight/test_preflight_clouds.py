@@ -248,7 +248,7 @@ def test_several_gpus_of_runpod_are_several_of_one() -> None:
     answers = {"/v2/pods": [], "/v2/catalog/gpus": {"gpus": [{**gpu, "price": {"secure": 2.5}}]}}
     with serving(answers) as rest:
         environment = {"RUNPOD_API_KEY": KEY, "RUNPOD_API_BASE_URL": rest.address}
-        report = check(environment, pool("runpod", "8x NVIDIA H100 PCIe (secure)"))
+        report = check(environment, pool("runpod", "8x NVIDIA H100 PCIe (secure)", region="all regions"))
     assert "lists 8x NVIDIA H100 PCIe (secure)" in line(report, "machine").found
     assert line(report, "price").usd_per_hour == 20.0
 
@@ -266,7 +266,7 @@ def test_an_offer_of_a_marketplace_is_known_by_its_like() -> None:
     answers = {"/api/v0/users/current/": {}, "/api/v0/bundles/": {"offers": offers}}
     with serving(answers) as rest:
         environment = {"VASTAI_API_KEY": KEY, "VASTAI_API_URL": rest.address}
-        report = check(environment, pool("vastai", "8x-H100_SXM-32-65536"))
+        report = check(environment, pool("vastai", "8x-H100_SXM-32-65536", region="all regions"))
     assert line(report, "price").usd_per_hour == 15.5 and line(report, "machine").result == "pass"
 
 
