@@ -14,7 +14,7 @@ from typing import Any
 
 from skyinfra.declared import seconds_of
 from skyinfra.errors import counted
-from skyinfra.failover.known import Known
+from skyinfra.failover.live_places import Known
 from skyinfra.places.choices import Choice, Refused
 from skyinfra.providers import read
 from skyinfra.terraform.cloud_errors import Refusal

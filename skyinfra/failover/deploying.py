@@ -24,7 +24,7 @@ from skyinfra.failover.blocks import (
     place_states,
     refused,
 )
-from skyinfra.failover.known import Known
+from skyinfra.failover.live_places import Known
 from skyinfra.failover.strays import refuse_strays, stray_lines
 from skyinfra.offers import usd
 from skyinfra.places.choices import NAME, Choice, Choices
@@ -170,8 +170,8 @@ class Failover:
 
     def _is_new(self, pool: Pool) -> bool:
         """Returns whether no place has been chosen for it, and nothing of it stands."""
-        chosen = self.choices.of(self._fleet(pool)).place is not None
-        return not chosen and all(each.module != pool["name"] for each in self.stack.resources())
+        undecided = self.choices.of(self._fleet(pool)).place is None
+        return undecided and all(each.module != pool["name"] for each in self.stack.resources())
 
     def _choose(self, pool: Pool, selected: PlaceState, given: Sequence[Any]) -> None:
         before = self.choices.of(self._fleet(pool))

@@ -11,7 +11,7 @@ from typing import Any
 
 from skyinfra.deploy.last_run import last_run
 from skyinfra.errors import MissingDependency, ProjectError, StrayMachine, TerraformFailed, TerraformNotFound
-from skyinfra.failover.known import at_place
+from skyinfra.failover.live_places import at_place
 from skyinfra.preflight.existing import Existing, outside
 from skyinfra.preflight.rest import Unanswered
 from skyinfra.providers import machines_of

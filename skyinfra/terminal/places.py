@@ -19,7 +19,7 @@ from skyinfra.failover.blocks import (
     place_states,
 )
 from skyinfra.failover.deploying import blocked
-from skyinfra.failover.known import Known, ask
+from skyinfra.failover.live_places import Known, ask
 from skyinfra.offers import usd
 from skyinfra.places.choices import NAME, Choices
 from skyinfra.preflight.report import Line

@@ -17,9 +17,9 @@ from servers.rest import Rest, serving, slow
 from terraform_projects.synthesized import synthesized
 
 import skyinfra as sky
-from skyinfra.failover import known
+from skyinfra.failover import live_places
 from skyinfra.failover.blocks import PlaceState, cheapest_first, place_states
-from skyinfra.failover.known import Known, ask
+from skyinfra.failover.live_places import Known, ask
 from skyinfra.places.choices import Choice, Choices, Refused
 from skyinfra.preflight.report import Line
 from skyinfra.terminal.places import show_places
@@ -134,7 +134,7 @@ def test_without_boto3_and_without_credentials_each_place_says_so(
 def test_a_place_has_nothing_of_another_one(tmp_path: Path) -> None:
     image = sky.Image(runner=f"https://packages.example.com/skyinfra-0.1.0-py3-none-any.whl#sha256={'a' * 64}")
     _, pool = declared(tmp_path, [sky.AWS(profile="a", group=True), sky.RunPod()], nodes=2, image=image)
-    there = known.at_place(pool, pool["places"][1])
+    there = live_places.at_place(pool, pool["places"][1])
     assert pool["region"] == "us-east-1" and pool["head"] and pool["places"][0]["account"] == "a"
     assert not there.keys() & {"head", "account"} and there["region"] == "all regions"
     assert (there["name"], there["nodes"]) == ("t", 2)
@@ -183,7 +183,7 @@ def test_the_table_and_the_document(
     printed = " ".join(capsys.readouterr().out.split())
     assert "$24.90" in printed and "can be had now" in printed and "2026-08-03" in printed
     # Without --live nobody is asked.
-    monkeypatch.setattr(known, "at_once", None)
+    monkeypatch.setattr(live_places, "at_once", None)
     show_places("s/t", as_json=True)
     document = valid("places", capsys.readouterr().out)
     assert document["places"][0]["checks"] is None and document["order"] == "the cheapest first, by shipped prices"

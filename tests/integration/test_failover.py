@@ -21,7 +21,7 @@ import skyinfra as sky
 from skyinfra.bootstrap import runner_wheel
 from skyinfra.deploy.apply import carry_out, planned
 from skyinfra.failover.deploying import Failover
-from skyinfra.failover.known import Known
+from skyinfra.failover.live_places import Known
 from skyinfra.places.choices import NAME, Choices
 from skyinfra.preflight.report import Line
 from skyinfra.terraform.program import Plan

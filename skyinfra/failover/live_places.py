@@ -22,9 +22,10 @@ _PRICES = ("price", "spot price")
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is known of a place. usd_per_hour: of all nodes and a separate head, now; None where nobody says.
+    """Facts about a place, as its cloud says them now.
 
-    lines: of the checks; one that could not be made says why.
+    usd_per_hour: of all nodes and a separate head; None where nobody says. lines: of the checks; one that could not be
+    made says why.
     """
 
     usd_per_hour: float | None = None
@@ -32,7 +33,7 @@ class Known:
 
     @property
     def problem(self) -> str:
-        """What a deploy there would fail on; "" for nothing that is known."""
+        """Reasons for which a deploy there would fail; "" for none that are known."""
         return "; ".join(each.found for each in self.lines if each.result == "fail")
 
     @property
