@@ -89,6 +89,7 @@ from skyinfra.errors import StackNotFound as StackNotFound
 from skyinfra.errors import StateDirectoryError as StateDirectoryError
 from skyinfra.errors import StateLocked as StateLocked
 from skyinfra.errors import StateNotSaved as StateNotSaved
+from skyinfra.errors import StrayMachine as StrayMachine
 from skyinfra.errors import TaskAttemptsExceeded as TaskAttemptsExceeded
 from skyinfra.errors import TaskError as TaskError
 from skyinfra.errors import TaskFailed as TaskFailed

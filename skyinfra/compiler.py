@@ -103,7 +103,7 @@ def compile_pools(
 
 def _placed(pool: ComputePool, stack: str, choice: Choice) -> Deployment:
     """Returns *pool* at the place of the *choice*, else at the first of its places, with the others."""
-    found = [each for _, each in sorted(_compiled(pool, stack), key=lambda found: found[0])]
+    found = _named(pool, choice, [each for _, each in sorted(_compiled(pool, stack), key=lambda found: found[0])])
     if len(found) == 1 and choice.first is None:
         return replace(found[0], place="")
     refuse_twice([each.place for each in found])
@@ -121,6 +121,22 @@ def _placed(pool: ComputePool, stack: str, choice: Choice) -> Deployment:
             hint=f"Its places: {', '.join(each.place for each in made)}. Name one of them there, or take the line out.",
         )
     return replace(selected, places=tuple(made))
+
+
+def _named(pool: ComputePool, choice: Choice, found: Sequence[Deployment]) -> list[Deployment]:
+    """Returns the places with the names that the *choice* has for them, though a list of accelerators begins or ends.
+
+    Modules are named by them: the same place under another name would be made anew.
+    """
+    unknown = {choice.place, choice.first} - {each.place for each in found}
+    ends = [f" {each.with_(mig=None)}" for each in pool.accelerators]
+    made = []
+    for each in found:
+        names = {each.place.removesuffix(end) for end in ends} | {each.place + end for end in ends if len(ends) == 1}
+        before = [name for name in unknown if name in names and name is not None]
+        unknown -= set(before)
+        made.append(replace(each, place=min(before)) if before else each)
+    return made
 
 
 def _compiled(pool: ComputePool, stack: str) -> Iterator[tuple[int, Deployment]]:

@@ -123,7 +123,7 @@ ALLOWED: dict[str, set[str]] = {
         "submission",
         "terraform",
     },
-    "failover": {"declared", "deploy", "offers", "places", "providers", "terraform"},
+    "failover": {"declared", "deploy", "offers", "places", "preflight", "providers", "terraform"},
     "terminal": {
         "accelerators",
         "client",
@@ -134,6 +134,7 @@ ALLOWED: dict[str, set[str]] = {
         "offers",
         "packing",
         "places",
+        "preflight",
         "protocol",
         "providers",
         "terraform",

@@ -27,6 +27,7 @@ from skyinfra.sync.bringing import How
 from skyinfra.terminal.tables import SCHEMA_VERSION
 from tools.shapes import (
     AMOUNT,
+    CANDIDATE,
     CHANGES,
     CHOICE,
     GPU_CHANGE,
@@ -63,6 +64,10 @@ DOCUMENTS: dict[str, tuple[str, Shape]] = {
         {"stack": str, "pass": int, "warn": int, "fail": int, "lines": [Line]},
     ),
     "offers": ("skyinfra offers --json", {"offers": [OFFER], "notes": [str]}),
+    "places": (
+        "skyinfra offers --for STACK/POOL --json",
+        {"fleet": str, "order": str, "live": bool, "places": [CANDIDATE]},
+    ),
     "recommend": (
         "skyinfra recommend --json",
         {

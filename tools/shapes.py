@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 from skyinfra.deploy.last_run import LastRun
 from skyinfra.offers import Offer, Price
+from skyinfra.places.choices import Refused
+from skyinfra.preflight.report import Line
 from skyinfra.protocol.fleet import LayoutChange, NodeFailure, SizeState
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.readings import Progress, SlotReading
@@ -34,6 +36,24 @@ def fields(kind: Any, *without: str) -> dict[str, Shape]:
 
 
 PLACE = {"profile": str, "start": int, "size": int}
+# One of the places of a pool that has several.
+OF_POOL = {
+    "place": str,
+    "module": str,
+    "provider": str,
+    "region?": str,
+    "zones": [str],
+    "account?": str,
+    "own?": str,
+    "machine_types": [str],
+    "accelerator?": str,
+    "accelerators_per_node?": int,
+    "grouped?": bool,
+    "head?": str,
+    "hourly_cost?": float,
+    "usd_per_hour?": float,
+    "price_note": str,
+}
 POOL = {
     "name": str,
     "provider": str,
@@ -55,6 +75,28 @@ POOL = {
     "drain_seconds?": float,
     "follow?": Any,
     "budget?": {"usd": float, "action": str},
+    "vcpus?": int,
+    "memory_gb?": float,
+    "max_hourly_cost?": float,
+    "stop_after_idle?": str,
+    "max_lifetime?": str,
+    "layouts_follow?": bool,
+    "replace_sick?": bool,
+    "volumes?": [Any],
+    "module?": str,
+    "place?": str,
+    "places?": [OF_POOL],
+    "by_price?": bool,
+}
+# A place of a pool, as `offers --for` shows it. checks: what its cloud says now; null where nobody asked.
+CANDIDATE = {
+    **OF_POOL,
+    "selected": bool,
+    "blocked_until": str | None,
+    "state": str,
+    "refused": ({**fields(Refused), "age_seconds": int}, None),
+    "usd_per_hour_now": float | None,
+    "checks": ([Line], None),
 }
 POOL_COST = {
     "pool": str,

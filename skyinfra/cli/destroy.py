@@ -19,6 +19,7 @@ from skyinfra.deploy.disks import kept_lines
 from skyinfra.deploy.orphans import forget, stack_to_destroy
 from skyinfra.deploy.spending import program_of
 from skyinfra.errors import InvalidField, NotSupported
+from skyinfra.failover.strays import stray_lines
 from skyinfra.places.choices import Choices
 from skyinfra.ssh import hosts
 from skyinfra.terminal import tables
@@ -59,6 +60,8 @@ def destroy(
     unused = None if limit is None else _Unused(selected, limit)
     if unused is not None:
         unused.check(wait=wait)
+    for line in stray_lines(selected):
+        tables.say((line, "red"), to_stderr=True)
     approval = Approval(selected, "destroy", auto_approve)
 
     def approve(plan: Plan) -> bool:

@@ -92,9 +92,9 @@ def show_offers(
 ) -> None:
     """List the machines that carry an accelerator, cheapest first. With dated prices; --live asks for those of now."""
     if of_pool is not None:
-        if refresh or live or rdma or accelerator or wanted != Wanted():
-            raise typer.BadParameter("takes no other option than --json", param_hint="--for")
-        show_places(of_pool, as_json=as_json)
+        if refresh or rdma or accelerator or wanted != Wanted():
+            raise typer.BadParameter("takes no other option than --live and --json", param_hint="--for")
+        show_places(of_pool, as_json=as_json, live=live)
         return
     if refresh:
         if live or rdma or accelerator or wanted != Wanted(provider=wanted.provider):

@@ -32,6 +32,7 @@ from skyinfra.protocol.manifest import Manifest
 from skyinfra.terminal import tables
 from skyinfra.terminal.drawing import show_transition
 from skyinfra.terminal.overview import show_steps, steps_of
+from skyinfra.terminal.places import ask_clouds
 from skyinfra.terminal.plans import plan_document, show_plan
 from skyinfra.terminal.progress import synthesized, working
 from skyinfra.terraform.program import Plan
@@ -204,6 +205,7 @@ def deploy(
             attempt=attempt,
             ask=partial(ask_to, "deploy", auto_approve),
             say=partial(tables.say, to_stderr=True),
+            look=ask_clouds,
         )
         done = failover.deploy()
         selected = failover.stack

@@ -116,6 +116,13 @@ class PlaceChanged(TerraformError):
     """
 
 
+class StrayMachine(TerraformError):
+    """A deploy that did not end has made a machine that no state has, and another one would be made beside it.
+
+    Cure: end the machine in its cloud, as the message says, and deploy again.
+    """
+
+
 class RunsElsewhere(TerraformError):
     """Terraform runs in HCP Terraform, where the nodes of this machine cannot be started.
 

@@ -6,13 +6,15 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from skyinfra.declared import seconds_of
+from skyinfra.errors import counted
+from skyinfra.failover.live_places import Known
 from skyinfra.places.choices import Choice, Refused
 from skyinfra.providers import read
 from skyinfra.terraform.cloud_errors import Refusal
@@ -21,6 +23,7 @@ from skyinfra.terraform.synthesized import SynthesizedStack
 # A place as the synthesized stack describes it; see `skyinfra.stack.describe`.
 Place = Mapping[str, Any]
 _WORDS = 300
+_UNITS = ((1440, "day"), (60, "hour"))
 
 
 @cache
@@ -63,18 +66,34 @@ def _where(cause: str, place: Place, text: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class PlaceState:
-    """How a place of a pool stands. until: to when it is blocked, by *why*; None where it is not blocked."""
+    """How a place of a pool stands. until: to when it is blocked, by *why*; None where it is not blocked.
+
+    last: its last refusal, which may block nothing any more. known: what its cloud has said now.
+    """
 
     place: Place
     selected: bool
     until: datetime | None = None
     why: Refused | None = None
     missing: str = ""
+    last: Refused | None = None
+    known: Known = field(default_factory=Known)
 
     @property
     def free(self) -> bool:
         """Whether it may be tried."""
-        return self.until is None and not self.missing
+        return self.until is None and not self.missing and not self.known.too_dear
+
+    @property
+    def usd_per_hour(self) -> float | None:
+        """The price of all nodes: now, else as it is shipped."""
+        shipped: float | None = self.place.get("usd_per_hour")
+        return shipped if self.known.usd_per_hour is None else self.known.usd_per_hour
+
+
+def cheapest_first(states: Sequence[PlaceState]) -> list[PlaceState]:
+    """Returns the places in the order of their prices; those behind all others where a deploy would fail."""
+    return sorted(states, key=lambda each: (bool(each.known.problem), each.usd_per_hour is None, each.usd_per_hour))
 
 
 def place_states(
@@ -98,16 +117,22 @@ def _state(
         default=(None, None),
     )
     missing = "" if environment is None else missing_credentials(place, environment)
-    return PlaceState(place, place["place"] == selected, until, why, missing)
+    last = max((each for _, each in ends), key=lambda each: each.at, default=None)
+    return PlaceState(place, place["place"] == selected, until, why, missing, last)
 
 
 def _until(given: Refused) -> datetime:
     keeps = timedelta(seconds=seconds_of(_table()["keeps"].get(given.cause, "1h")))
+    return moment(given) + keeps
+
+
+def moment(given: Refused) -> datetime:
+    """Returns when a place refused."""
     try:
         at = datetime.fromisoformat(given.at)
     except ValueError:
         return datetime.min.replace(tzinfo=UTC)
-    return (at if at.tzinfo else at.replace(tzinfo=UTC)) + keeps
+    return at if at.tzinfo else at.replace(tzinfo=UTC)
 
 
 def _is_about(given: Refused, place: Place) -> bool:
@@ -119,8 +144,18 @@ def _is_about(given: Refused, place: Place) -> bool:
 
 
 def aged(choice: Sequence[Refused], now: datetime) -> tuple[Refused, ...]:
-    """Returns the refusals that still block something."""
-    return tuple(each for each in choice if _until(each) > now)
+    """Returns the refusals that still block something, or are no older than a week, as a hint for a person."""
+    remembered = timedelta(seconds=seconds_of(_table()["remembered"]))
+    return tuple(each for each in choice if _until(each) > now or now - moment(each) < remembered)
+
+
+def ago(given: Refused, now: datetime) -> str:
+    """Returns how old a refusal is, in words."""
+    minutes = int((now - moment(given)).total_seconds() // 60)
+    count, unit = next(
+        ((minutes // size, name) for size, name in _UNITS if minutes >= 2 * size), (max(minutes, 0), "minute")
+    )
+    return f"{counted(count, unit)} ago"
 
 
 def missing_credentials(place: Place, environment: Mapping[str, str]) -> str:

@@ -8,13 +8,24 @@ A deploy that is repeated finds the file, and what is left in the state, and goe
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from skyinfra.deploy.apply import carry_out
 from skyinfra.errors import CloudRefused, FleetError, TerraformFailed
-from skyinfra.failover.blocks import PlaceState, aged, environment_of, moves, place_states, refused
+from skyinfra.failover.blocks import (
+    PlaceState,
+    aged,
+    ago,
+    cheapest_first,
+    environment_of,
+    moves,
+    place_states,
+    refused,
+)
+from skyinfra.failover.live_places import Known
+from skyinfra.failover.strays import refuse_strays, stray_lines
 from skyinfra.offers import usd
 from skyinfra.places.choices import NAME, Choice, Choices
 from skyinfra.providers import machines_of
@@ -31,7 +42,8 @@ class Failover:
     """A deploy of *stack*. choices: of the project; synthesize: compiles the stack by them, anew.
 
     attempt: plans and applies a stack; returns None where a person said no. again: whether a person has been asked for
-    this deploy already. ask: whether to go on, by a sentence. say: tells a person.
+    this deploy already. ask: whether to go on, by a sentence. say: tells a person. look: asks the clouds what is known
+    of the places of a pool now, for those that are ordered by price.
     """
 
     stack: SynthesizedStack
@@ -40,11 +52,21 @@ class Failover:
     attempt: Callable[..., Plan | None]
     ask: Callable[[str], bool]
     say: Callable[[str], object]
+    look: Callable[[SynthesizedStack, Pool], Mapping[str, Known]] = lambda stack, pool: {}
+    _known: dict[str, Mapping[str, Known]] = field(default_factory=dict)
 
     def deploy(self) -> Plan | None:
-        """Deploys the stack at the first place that has room. Raises what `carry_out` does, for the last place."""
+        """Deploys the stack at the first place that has room. Raises what `carry_out` does, for the last place.
+
+        Raises `StrayMachine` where a deploy of before has made a machine that the state does not have.
+        """
+        refuse_strays(self.stack, self.say)
         if not self._pools():
-            return self.attempt(self.stack)
+            try:
+                return self.attempt(self.stack)
+            except TerraformFailed as error:
+                self._look(error)
+                raise
         if self.stack.runs_elsewhere:
             return self._once()
         self._begin()
@@ -75,6 +97,12 @@ class Failover:
                 )
             raise
 
+    def _look(self, error: TerraformFailed) -> None:
+        """Adds the machines that an answer which never came has left outside of the state to the *error*."""
+        if len(refusals(error.diagnostics)) < len(error.diagnostics):
+            for line in stray_lines(self.stack):
+                error.hint = _last(error, line)
+
     def _pools(self) -> dict[str, Pool]:
         """Returns the pools that have several places."""
         return {pool["name"]: pool for pool in self.stack.pools if pool.get("places")}
@@ -82,6 +110,15 @@ class Failover:
     def _states(self, pool: Pool, choice: Choice | None = None) -> list[PlaceState]:
         given = choice or self.choices.of(self._fleet(pool))
         return place_states(pool, given, datetime.now(UTC), environment=environment_of(self.stack))
+
+    def _in_order(self, pool: Pool, found: Sequence[PlaceState]) -> list[PlaceState]:
+        """Returns the places as they are tried: of `cheapest` by the prices of now, which are asked for once."""
+        if not pool.get("by_price"):
+            return list(found)
+        if pool["name"] not in self._known:
+            self._known[pool["name"]] = self.look(self.stack, pool)
+        known = self._known[pool["name"]]
+        return cheapest_first([replace(each, known=known.get(_name(each), each.known)) for each in found])
 
     def _fleet(self, pool: Pool) -> str:
         return f"{self.stack.name}/{pool['name']}"
@@ -97,12 +134,19 @@ class Failover:
                 if each.missing:
                     self.say(f"{pool['name']}: {_name(each)} cannot be tried: {each.missing}")
             current = next(each for each in found if each.selected)
-            if current.until is None or self._serves(pool):
+            new = bool(pool.get("by_price")) and self._is_new(pool)
+            if (current.until is None and not new) or self._serves(pool):
                 continue
+            found = self._in_order(pool, found)
             free = next((each for each in found if each.free), None)
-            if free is None:
+            if new and free is not None:
+                if free.selected:
+                    continue
+                self.say(f"{pool['name']}: {_name(free)} is the cheapest now, at {_price(free)}")
+                self._choose(pool, free, self.choices.of(self._fleet(pool)).refused)
+            elif free is None:
                 # Whoever deploys again after all have refused wants them asked again.
-                free = next((each for each in found if not each.missing), found[0])
+                free = self._again(pool, found)
                 self.say(f"{pool['name']}: every place has refused; they are tried again, {_name(free)} first")
                 self._choose(pool, free, ())
             else:
@@ -111,6 +155,23 @@ class Failover:
             changed = True
         if changed:
             self.stack = self.synthesize()
+
+    def _again(self, pool: Pool, found: Sequence[PlaceState]) -> PlaceState:
+        """Returns the first place to be tried again where none is free. Raises `FleetError` where all are too dear."""
+        affordable = [each for each in found if not each.known.too_dear]
+        if not affordable:
+            lines = [f"{_name(each)}: {each.known.problem}" for each in found]
+            raise FleetError(
+                "no place costs as little as is declared\n" + "\n".join(lines),
+                field=self._fleet(pool),
+                hint="Raise max_hourly_cost, or deploy later. Nothing was made.",
+            )
+        return next((each for each in affordable if not each.missing), affordable[0])
+
+    def _is_new(self, pool: Pool) -> bool:
+        """Returns whether no place has been chosen for it, and nothing of it stands."""
+        undecided = self.choices.of(self._fleet(pool)).place is None
+        return undecided and all(each.module != pool["name"] for each in self.stack.resources())
 
     def _choose(self, pool: Pool, selected: PlaceState, given: Sequence[Any]) -> None:
         before = self.choices.of(self._fleet(pool))
@@ -178,6 +239,7 @@ class Failover:
         found = refusals(error.diagnostics)
         pools = self._pools()
         if not isinstance(error, CloudRefused) or not found or not any(moves(each.cause) for each in found):
+            self._look(error)
             raise error
         if len(found) < len(error.diagnostics) or not all(moves(e.cause) and e.pool in pools for e in found):
             error.hint = _last(
@@ -185,6 +247,7 @@ class Failover:
                 "No other place is tried: not everything that was refused says that nothing was "
                 f"made. `skyinfra deploy {self.stack.name}` looks at what there is, and continues.",
             )
+            self._look(error)
             raise error
         texts = dict(error.diagnostics)
         steps = [
@@ -219,6 +282,7 @@ class Failover:
         state = self._states(pool, replace(choice, refused=records))
         for each in new.values():
             self.say(f"{pool['name']}: {here['place']} refuses{f' ({each.code})' if each.code else ''}: {each.words}")
+        state = self._in_order(pool, state)
         free = next((each for each in state if each.free and not each.selected), None)
         if free is None:
             first = choice.first or _first(pool)
@@ -251,22 +315,25 @@ def blocked(state: PlaceState) -> str:
     """Says why, when and until when a place is blocked; a place that is not was not tried."""
     why, until = state.why, state.until
     if why is None or until is None:
-        return "not tried"
+        return f"not tried: {state.known.problem}" if state.known.too_dear else "not tried"
     kind = "quota" if why.cause == "QuotaExceeded" else "capacity"
     by = "" if why.place == state.place["place"] else f", as {why.place} was,"
     words = why.words.rstrip(".")
-    return f"refused{by} at {why.at[11:16]} UTC, for {kind}: {words}; it is tried again from {until:%H:%M} UTC on"
+    old = ago(why, datetime.now(UTC))
+    return (
+        f"refused{by} at {why.at[11:16]} UTC, {old}, for {kind}: {words}; it is tried again from {until:%H:%M} UTC on"
+    )
 
 
 def _question(pool: Pool, selected: PlaceState) -> str:
     before = next(each for each in pool["places"] if each["place"] == pool["place"])
-    prices = [_price(each) for each in (before, selected.place)]
+    prices = [_price(each) for each in (PlaceState(before, selected=True), selected)]
     machine = selected.place["machine_types"][0]
     return f"{pool['name']}: go on with {selected.place['place']}, {machine}, at {prices[1]} in place of {prices[0]}?"
 
 
-def _price(place: Pool) -> str:
-    price = place.get("usd_per_hour")
+def _price(state: PlaceState) -> str:
+    price = state.usd_per_hour
     return "a price that is not known" if price is None else f"{usd(price)}/h"
 
 

@@ -17,6 +17,9 @@ ATTEMPTS = 5
 CONNECT_SECONDS = 5
 READ_SECONDS = 20
 
+# Making clients is not safe in several threads, using them is.
+_MAKING = threading.Lock()
+
 ErrorKind = Literal["credentials", "denied", "throttled", "unreachable", "refused"]
 
 _KINDS: dict[str, ErrorKind] = {
@@ -100,7 +103,7 @@ class Api:
 
     def _client(self, service: str) -> Any:
         config = importlib.import_module("botocore.config")
-        with self._lock:  # making clients is not safe in several threads, using them is
+        with _MAKING:
             if service not in self._clients:
                 settings = config.Config(
                     retries={"mode": "standard", "total_max_attempts": ATTEMPTS},

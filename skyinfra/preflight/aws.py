@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,7 +14,7 @@ from skyinfra.preflight.facts import Context
 from skyinfra.preflight.images import check_images
 from skyinfra.preflight.machines import check_machines
 from skyinfra.preflight.network import check_network, check_security_groups
-from skyinfra.preflight.pool_inputs import PoolInputs, read
+from skyinfra.preflight.pool_inputs import PoolInputs, of_place, read
 from skyinfra.preflight.quotas import check_quotas
 from skyinfra.preflight.report import Finding, Line
 from skyinfra.preflight.spot import check_prices, check_score
@@ -35,6 +35,8 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("reservation", check_reservation),
     ("capacity block", check_blocks),
 )
+# Of these the first are about machines, which a place has or has not.
+_ABOUT_PLACES = 4
 WORKERS = 8
 
 # The IAM actions that are asked for, all of which only read. Without one of them its checks are warnings.
@@ -69,19 +71,30 @@ def check(
     return check_pools([read(stack, pool) for pool in pools], session=session, workers=workers or WORKERS)
 
 
-def check_pools(pools: Sequence[PoolInputs], *, session: Any = None, workers: int = WORKERS) -> dict[str, list[Line]]:
+def check_place(stack: SynthesizedStack, pool: Mapping[str, Any], *, session: Any = None) -> list[Line]:
+    """Returns what AWS says of the machines of a *pool*, which has the fields of one of its places."""
+    return check_pools([of_place(stack, pool)], session=session, checks=CHECKS[:_ABOUT_PLACES])[pool["name"]]
+
+
+def check_pools(
+    pools: Sequence[PoolInputs],
+    *,
+    session: Any = None,
+    workers: int = WORKERS,
+    checks: Sequence[tuple[str, Check]] = CHECKS,
+) -> dict[str, list[Line]]:
     """Returns the lines of each pool by its name.
 
     session: a boto3 session for all pools; None makes one for each region and profile. workers: questions at a time.
-    Raises `MissingDependency`.
+    checks: which, besides that of the credentials. Raises `MissingDependency`.
     """
     load_boto3("preflight asks AWS")
     accounts = list(dict.fromkeys((pool.region, pool.profile) for pool in pools))
     with ThreadPoolExecutor(workers) as executor:
         reached = dict(zip(accounts, executor.map(lambda each: _reach(each, session), accounts), strict=True))
-        todo = list(_todo(pools, reached))
+        todo = list(_todo(pools, reached, checks))
         found = list(executor.map(lambda each: _lines(*each), todo))
-    lines = {pool.pool: [_line(pool.pool, "credentials", reached[pool.region, pool.profile][1])] for pool in pools}
+    lines = {pool.pool: [reached[pool.region, pool.profile][1].line(pool.pool, "credentials")] for pool in pools}
     for (_, _, context), made in zip(todo, found, strict=True):
         lines[context.inputs.pool] += made
     return lines
@@ -99,13 +112,15 @@ def _reach(account: Account, session: Any) -> tuple[Api | None, Finding]:
 
 
 def _todo(
-    pools: Sequence[PoolInputs], reached: dict[Account, tuple[Api | None, Finding]]
+    pools: Sequence[PoolInputs],
+    reached: dict[Account, tuple[Api | None, Finding]],
+    checks: Sequence[tuple[str, Check]],
 ) -> Iterable[tuple[str, Check, Context]]:
     for pool in pools:
         api = reached[pool.region, pool.profile][0]
         peers = tuple(each for each in pools if (each.region, each.profile) == (pool.region, pool.profile))
         if api is not None:
-            yield from ((name, check, Context(api, pool, peers)) for name, check in CHECKS)
+            yield from ((name, check, Context(api, pool, peers)) for name, check in checks)
 
 
 def _lines(name: str, check: Check, context: Context) -> list[Line]:
@@ -114,8 +129,4 @@ def _lines(name: str, check: Check, context: Context) -> list[Line]:
         findings = check(context)
     except CallFailed as error:
         findings = [not_checked(error, inputs.region, inputs.profile)]
-    return [_line(inputs.pool, name, finding) for finding in findings]
-
-
-def _line(pool: str, check: str, finding: Finding) -> Line:
-    return Line(pool, check, finding.result, finding.found, finding.to_do)
+    return [finding.line(inputs.pool, name) for finding in findings]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from skyinfra import offers
 from skyinfra.offers import usd
 from skyinfra.preflight.listing import Listed, listed
+from skyinfra.preflight.live_offers import made
+from skyinfra.preflight.refreshed import same
 from skyinfra.preflight.report import Finding, Line, failed, passed, warned
 from skyinfra.preflight.rest import Api, Unanswered, at_once, first, number, rows, text
 from skyinfra.providers import read
@@ -40,7 +42,7 @@ class Pool:
         return cls(
             pool["name"],
             pool["provider"],
-            pool.get("region"),
+            None if pool.get("region") == offers.EVERYWHERE else pool.get("region"),
             pool["nodes"],
             tuple(pool["machine_types"]),
             pool.get("accelerators_per_node") or 0,
@@ -61,7 +63,7 @@ def check_pools(
         asked = read(pool.kind).preflight
         assert asked is not None  # noqa: S101 - only such pools are given
         api = Api(read(pool.kind).about.called, asked, deadline=deadline, environment=environment)
-        return [Line(name, check, each.result, each.found, each.to_do) for check, each in _findings(api, pool)]
+        return [each.line(name, check) for check, each in _findings(api, pool)]
 
     found = at_once(ask, by_name, deadline + 1)
     return {
@@ -139,11 +141,30 @@ def _machines(api: Api, pool: Pool) -> Iterator[tuple[str, Finding]]:
         yield "machine", warned(f"{api.called}: {error.reason}", "The other checks stand; run it again later.")
         return
     for machine in pool.types:
-        rows = [each for each in found if each.name == machine]
-        here = [each for each in rows if each.priced_in in (None, pool.region)]
+        rows = _rows_of(api, pool.kind, machine, found)
+        here = [each for each in rows if pool.region is None or each.priced_in in (None, pool.region)]
         yield "machine", _machine(api, pool, machine, here[0] if here else None)
         if here:
-            yield "price", _price(pool, here[0])
+            yield "price", _price(pool, here[0]).at(here[0].spot if pool.spot else here[0].on_demand)
+
+
+def _rows_of(api: Api, kind: str, machine: str, found: Sequence[Listed]) -> list[Listed]:
+    """Returns the rows of a *machine* type: of its name, or several of what is listed one by one.
+
+    Of a marketplace, whose names perish, those that are like it.
+    """
+    rows = [each for each in found if each.name == machine]
+    if not rows and (several := re.fullmatch(r"(\d+)x (.+)", machine)):
+        rows = [_several(int(several[1]), each) for each in found if each.name == several[2]]
+    shipped = offers.named(kind, machine)
+    if not rows and shipped is not None and any(table.cheapest is not None for table in api.asked.machines):
+        rows = [each for each in found if (offer := made(kind, each, "")) and same(shipped, offer, perish=True)]
+    return [replace(each, name=machine) for each in rows]
+
+
+def _several(count: int, one: Listed) -> Listed:
+    on_demand, spot = (price and count * price for price in (one.on_demand, one.spot))
+    return replace(one, count=count, on_demand=on_demand, spot=spot)
 
 
 def _machine(api: Api, pool: Pool, name: str, machine: Listed | None) -> Finding:

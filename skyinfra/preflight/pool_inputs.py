@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from skyinfra.terraform.expressions import is_reference
@@ -31,19 +31,19 @@ class PoolInputs:
     spot_max_price: float | None
     max_hourly_cost: float | None
     zones: tuple[str, ...]
-    vpc_id: str | None
-    subnet_ids: tuple[str, ...]
-    security_group_ids: tuple[str, ...]
-    head_public_ip: bool
-    image: str
-    head_image: str | None
-    disk_gb: int
-    iam_instance_profile: str | None
-    capacity_block_id: str | None
-    capacity_reservation_id: str | None
-    interfaces: dict[str, int]
-    placement_group: bool
-    head_machine_type: str | None
+    vpc_id: str | None = None
+    subnet_ids: tuple[str, ...] = ()
+    security_group_ids: tuple[str, ...] = ()
+    head_public_ip: bool = False
+    image: str = ""
+    head_image: str | None = None
+    disk_gb: int = 0
+    iam_instance_profile: str | None = None
+    capacity_block_id: str | None = None
+    capacity_reservation_id: str | None = None
+    interfaces: Mapping[str, int] = field(default_factory=dict)
+    placement_group: bool = False
+    head_machine_type: str | None = None
     elastic: bool = False
     unknown: frozenset[str] = frozenset()
 
@@ -75,6 +75,29 @@ def is_group(inputs: Mapping[str, Any]) -> bool:
     if inputs.get("group") is not None:
         return several or bool(inputs["group"])
     return several or (inputs["spot"] and inputs["node_count"] > 1)
+
+
+def of_place(stack: SynthesizedStack, pool: Mapping[str, Any]) -> PoolInputs:
+    """Returns the inputs of a *pool* with the fields of one of its places, whose module the stack may not have.
+
+    What is of no machine, such as networks and images, is left at nothing.
+    """
+    name, _, alias = (pool.get("own") or "").partition(".")
+    own = next((each for each in stack.providers.get(name, ()) if each.get("alias", "") == alias), {}) if name else {}
+    return PoolInputs(
+        stack=stack.name,
+        pool=pool["name"],
+        region=own.get("region") or pool["region"],
+        profile=own.get("profile") or pool.get("account"),
+        nodes=pool["nodes"],
+        machine_types=tuple(pool["machine_types"]),
+        grouped=bool(pool.get("grouped")),
+        spot=bool(pool.get("spot")),
+        spot_max_price=None,
+        max_hourly_cost=pool.get("max_hourly_cost"),
+        zones=tuple(pool.get("zones", ())),
+        head_machine_type=pool.get("head"),
+    )
 
 
 def read(stack: SynthesizedStack, pool: dict[str, Any]) -> PoolInputs:

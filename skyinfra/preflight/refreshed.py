@@ -153,7 +153,7 @@ def _prices(kind: str, table: Asked, machines: Iterable[Listed], today: str) -> 
     found: dict[tuple[str, str], Price] = {}
     for machine in machines:
         offer = made(kind, machine, today)
-        alike = [each for each in shipped if offer and _same(each, offer, perish)]
+        alike = [each for each in shipped if offer and same(each, offer, perish=perish)]
         for each in alike:
             for field, usd in zip(_FIELDS, (machine.on_demand, machine.spot), strict=True):
                 before = found.get((each.machine_type, field))
@@ -163,7 +163,8 @@ def _prices(kind: str, table: Asked, machines: Iterable[Listed], today: str) -> 
     return found
 
 
-def _same(shipped: Offer, offer: Offer, perish: bool) -> bool:
+def same(shipped: Offer, offer: Offer, *, perish: bool) -> bool:
+    """Returns whether an *offer* is the *shipped* one, or where names *perish* one like it."""
     if not perish:
         return shipped.machine_type == offer.machine_type
     sizes = (shipped.accelerator, shipped.count, shipped.memory_gb, shipped.form_factor)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 Result = Literal["pass", "warn", "fail"]
@@ -13,7 +13,8 @@ class Line:
     """The result of a check of a pool.
 
     check: what was looked at, such as ``quota``. result: ``fail`` is what a deploy would fail on, ``warn`` what it may
-    fail on or could not be looked at. found: what is there. to_do: what would mend it; empty for a pass.
+    fail on or could not be looked at. found: what is there. to_do: what would mend it; empty for a pass. usd_per_hour:
+    the price of one machine that was found; None for none.
     """
 
     pool: str
@@ -21,6 +22,7 @@ class Line:
     result: Result
     found: str
     to_do: str = ""
+    usd_per_hour: float | None = field(default=None, metadata={"later": True})
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,15 @@ class Finding:
     result: Result
     found: str
     to_do: str = ""
+    usd_per_hour: float | None = None
+
+    def at(self, usd_per_hour: float | None) -> Finding:
+        """Returns the same with the price that was found."""
+        return replace(self, usd_per_hour=usd_per_hour)
+
+    def line(self, pool: str, check: str) -> Line:
+        """Returns it as the line of a check of a pool."""
+        return Line(pool, check, self.result, self.found, self.to_do, self.usd_per_hour)
 
 
 def passed(found: str) -> Finding:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from skyinfra import offers
@@ -30,7 +31,7 @@ def check_prices(context: Context) -> list[Finding]:
     ]
     if any(each.result != "fail" for each in found):
         # The group takes what there is.
-        return [warned(each.found, each.to_do) if each.result == "fail" else each for each in found]
+        return [replace(each, result="warn") if each.result == "fail" else each for each in found]
     return found
 
 
@@ -62,15 +63,17 @@ def _price(context: Context, kind: str, prices: dict[str, float]) -> Finding:
         if most is None:
             continue
         if most < least:
-            return failed(f"{text}; {name} is {offers.usd(most)}", f"Raise {name} above {offers.usd(least)}.")
+            return failed(f"{text}; {name} is {offers.usd(most)}", f"Raise {name} above {offers.usd(least)}.").at(least)
         above = sorted(zone for zone, usd in prices.items() if usd > most)
         if above:
-            return warned(f"{text}; {name} is {offers.usd(most)}", f"No node comes from {listed(above)} at that price.")
+            to_do = f"No node comes from {listed(above)} at that price."
+            return warned(f"{text}; {name} is {offers.usd(most)}", to_do).at(least)
     offer = offers.named("aws", kind)
     shipped = offer.price(spot=True) if offer else None
     if shipped is not None and least > _DEARER * shipped.usd_per_hour:
-        return warned(f"{text}; the shipped price is {shipped}", "The costs that plan and deploy show are too low.")
-    return passed(f"{text}; the shipped price is {shipped}" if shipped else text)
+        text, to_do = f"{text}; the shipped price is {shipped}", "The costs that plan and deploy show are too low."
+        return warned(text, to_do).at(least)
+    return passed(f"{text}; the shipped price is {shipped}" if shipped else text).at(least)
 
 
 def check_score(context: Context) -> list[Finding]:

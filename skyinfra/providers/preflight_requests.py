@@ -88,6 +88,22 @@ class Quota(Declaration):
     per: str = "node"
 
 
+class Existing(Declaration):
+    """Reads the machines that an account has; see `Machines`.
+
+    A row holds the name that the fleet has at the provider, of the machine or of what it has, such as its key. id,
+    where: of the machine, and its region.
+    """
+
+    path: str
+    next: str = ""
+    rows: str
+    id: str
+    where: str
+    source: str
+    date: str
+
+
 class Token(Declaration):
     """Gets a token for the other questions by posting *fields* as JSON; read: its path in the answer."""
 
@@ -103,7 +119,8 @@ class Asked(Declaration):
     more than this. credentials: environment variables, those of `[terraform]`; elsewhere: where Terraform's provider
     finds credentials besides. login: how they are made. open: whether the machine types can be asked without. address,
     address_variable: of the API, and the environment variable with another one. headers: of every question. account: a
-    path that only valid credentials may ask. unasked: a sentence on what the provider cannot be asked.
+    path that only valid credentials may ask. existing: the machines that there are, where two may have one name.
+    unasked: a sentence on what the provider cannot be asked.
     """
 
     nothing: str = ""
@@ -119,6 +136,7 @@ class Asked(Declaration):
     account: str = ""
     machines: Sequence[Machines] = ()
     capacity: Capacity | None = None
+    existing: Existing | None = None
     quota: Quota | None = None
     unasked: str = ""
     source: str = ""

@@ -165,6 +165,7 @@ def describe(deployment: Deployment) -> dict[str, Any]:
         **({"budget": pool.budget.model_dump()} if pool.budget is not None else {}),
         **({"module": deployment.module} if deployment.module else {}),
         **({"place": deployment.place, "places": _places(deployment)} if deployment.places else {}),
+        **({"by_price": True} if pool.places is not None and pool.places.by_price else {}),
         **({"volumes": [{**v.describe(), "path": path} for path, v in pool.volumes.items()]} if pool.volumes else {}),
     }
 
@@ -182,6 +183,10 @@ def _places(deployment: Deployment) -> list[dict[str, Any]]:
             "own": getattr(each.pool.provider, "provider", None),
             "machine_types": list(each.selection.machine_types),
             "accelerator": str(each.selection.accelerator) if each.selection.accelerator else None,
+            "accelerators_per_node": each.selection.count * each.selection.hosts,
+            "grouped": each.selection.separate_head,
+            "head": each.selection.head_machine,
+            "hourly_cost": each.selection.hourly_cost,
             "usd_per_hour": each.usd_per_hour,
             "price_note": each.selection.price_note,
         }

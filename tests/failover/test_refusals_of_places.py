@@ -81,6 +81,16 @@ def test_refusals_age(cause: str, hours: float) -> None:
     assert blocked("x", place("a"), cause=cause, later=hours + 0.01) == []
 
 
+def test_a_refusal_that_blocks_nothing_any_more_is_remembered_for_a_week() -> None:
+    record = blocks.refused(refusal("x"), place("a"), "x", NOW)
+    for hours, kept, words in ((0.5, True, "30 minutes ago"), (30, True, "30 hours ago"), (100, True, "4 days ago")):
+        later = NOW + timedelta(hours=hours)
+        assert (blocks.aged([record], later) == (record,)) is kept and blocks.ago(record, later) == words
+        [state] = blocks.place_states({"place": "a", "places": [place("a")]}, Choice(refused=(record,)), later)
+        assert state.last == record and state.free is (hours > 1)
+    assert blocks.aged([record], NOW + timedelta(days=7, minutes=1)) == ()
+
+
 def test_credentials_are_no_reason_to_go_elsewhere() -> None:
     causes = {each["cause"] for kind in kinds() for each in read(kind).errors}
     assert {each for each in causes if blocks.moves(each)} == {"CapacityUnavailable", "QuotaExceeded"}

@@ -12,6 +12,8 @@ import pytest
 from cloud_modules.cases import aws_answers, gcp_answers, of_project
 from mock_provider.bed import Bed, served
 from mock_provider.world import Failure
+from moto import mock_aws
+from moto_aws.account import Cloud
 from support import module_source
 from terraform_projects.synthesized import document_of, write
 
@@ -19,7 +21,9 @@ import skyinfra as sky
 from skyinfra.bootstrap import runner_wheel
 from skyinfra.deploy.apply import carry_out, planned
 from skyinfra.failover.deploying import Failover
+from skyinfra.failover.live_places import Known
 from skyinfra.places.choices import NAME, Choices
+from skyinfra.preflight.report import Line
 from skyinfra.terraform.program import Plan
 from skyinfra.terraform.project import Project
 from skyinfra.terraform.synthesized import SynthesizedStack
@@ -58,7 +62,7 @@ class Deploys:
     asked: list[str] = field(default_factory=list)
     answer: bool = True
     nodes: int = 1
-    accelerator: str = "A100-40GB:8"
+    accelerator: Any = "A100-40GB:8"
 
     @property
     def project(self) -> Path:
@@ -279,3 +283,109 @@ def test_missing_credentials_of_a_later_place_are_said_first(deploys: Deploys, m
     with pytest.raises(sky.StateLocked):
         deploys.failover(attempt=attempt).deploy()
     assert [each for each in said if "runpod cannot be tried: no credentials: RUNPOD_API_KEY not set" in each]
+
+
+@pytest.mark.slow
+def test_zones_and_accelerators_are_tried_in_order(deploys: Deploys) -> None:
+    deploys.accelerator = ["A100-80GB:8", "A100-40GB:8"]
+    deploys.places = lambda: everywhere()[0]
+    machine = {"machine_type": "a2-ultragpu-8g"}
+    zones = ("us-central1-a", "us-central1-b")
+    deploys.bed.world.fail(
+        *(Failure("create", GOOGLE_MACHINE, NO_ROOM.format(zone), {"zone": zone, **machine}) for zone in zones)
+    )
+    assert deploys.failover().deploy() is not None
+    assert deploys.choice()["place"] == f"{ZONE_A} A100-40GB:8" and deploys.choice()["first"] == f"{ZONE_A} A100:8"
+    assert deploys.modules() == {"t__gcp-us-central1-us-central1-a-p-a100-40gb-8"}
+    # With one accelerator again it stays where it stands.
+    deploys.accelerator = "A100-40GB:8"
+    with planned(deploys.synthesize()) as (_, plan):
+        assert plan.empty
+
+
+@pytest.mark.slow
+def test_a_list_of_accelerators_changes_nothing_of_a_fleet_that_has_moved(deploys: Deploys) -> None:
+    deploys.bed.world.fail(exhausted("us-central1-a"))
+    assert deploys.failover().deploy() is not None
+    assert deploys.choice()["place"] == ZONE_B
+    deploys.accelerator = ["A100-40GB:8", "A100-80GB:8"]
+    with planned(deploys.synthesize()) as (_, plan):
+        assert plan.empty
+
+
+@pytest.mark.slow
+def test_the_cheapest_begins_at_the_price_of_now_and_never_above_the_limit(deploys: Deploys) -> None:
+    asked: list[str] = []
+
+    def look(stack: SynthesizedStack, pool: Any) -> dict[str, Known]:
+        asked.append(pool["name"])
+        dear = Line("t", "price", "fail", "costs $99.00/h now; max_hourly_cost is $50.00")
+        return {AMAZON: Known(99.0, (dear,)), ZONE_A: Known(14.0), ZONE_B: Known(16.0)}
+
+    deploys.places = lambda: sky.cheapest(everywhere())
+    deploys.bed.world.fail(exhausted("us-central1-a"))
+    assert deploys.failover(look=look).deploy() is not None
+    assert asked == ["t"] and deploys.said[0] == f"t: {ZONE_A} is the cheapest now, at $14.00/h"
+    assert deploys.asked == [f"t: go on with {ZONE_B}, a2-highgpu-8g, at $16.00/h in place of $29.39/h?"]
+    assert deploys.modules() == {"t__gcp-us-central1-us-central1-b-p"} and deploys.choice()["first"] == "none"
+    # It stands there, whatever the prices become, and nobody asks for them.
+    assert deploys.failover(look=look).deploy() is not None
+    assert asked == ["t"] and deploys.machines() == {GOOGLE_MACHINE: 1}
+
+
+@pytest.mark.slow
+def test_where_every_place_is_too_dear_nothing_is_made(deploys: Deploys) -> None:
+    dear = Known(99.0, (Line("t", "price", "fail", "costs $99.00/h now; max_hourly_cost is $50.00"),))
+    deploys.places = lambda: sky.cheapest(everywhere())
+    with pytest.raises(sky.FleetError, match="no place costs as little as is declared"):
+        deploys.failover(look=lambda stack, pool: dict.fromkeys((AMAZON, ZONE_A, ZONE_B, EAST), dear)).deploy()
+    assert not (deploys.project / NAME).exists() and not (deploys.project / "s.tfstate").exists()
+
+
+@pytest.fixture
+def ec2(deploys: Deploys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
+    """EC2 as boto3 asks it, with the instances of the bed."""
+
+    def instances(_: object) -> dict[str, Any]:
+        state = json.loads((deploys.project / "s.tfstate").read_text())
+        named = (each for each in state["resources"] if (each["type"], each["name"]) == ("aws_security_group", "nodes"))
+        groups = [{"GroupId": each["attributes"]["id"]} for found in named for each in found["instances"]]
+        found = [
+            {"InstanceId": each["id"], "Placement": {"AvailabilityZone": "us-east-1a"}, "SecurityGroups": groups}
+            for each in deploys.bed.world.existing(AWS_MACHINE).values()
+        ]
+        return {"Reservations": [{"Instances": found}]}
+
+    with mock_aws():
+        cloud = Cloud(tmp_path / "aws")
+        cloud.answer("ec2", "DescribeInstances", instances)
+        monkeypatch.setattr("skyinfra.preflight.api._session", lambda region, profile: cloud.session)
+        yield cloud
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("places", [sky.AWS, lambda: [sky.AWS(), everywhere()[0]]], ids=["one place", "several"])
+def test_a_machine_whose_answer_never_came_is_found_before_another_is_made(
+    deploys: Deploys, ec2: Cloud, places: Callable[[], Any]
+) -> None:
+    deploys.places = places
+    timeout = "creating EC2 Instance: operation error EC2: RunInstances, request send failed: context deadline exceeded"
+    deploys.bed.world.fail(Failure("create", AWS_MACHINE, timeout, leaves="outside", times=1))
+    with pytest.raises(sky.TerraformFailed) as caught:
+        deploys.failover().deploy()
+    [stray] = [each["id"] for each in deploys.bed.world.existing(AWS_MACHINE).values()]
+    ending = f"aws ec2 terminate-instances --region us-east-1 --instance-ids {stray}"
+    assert f"s/t: the machine {stray} in us-east-1a is there, and in no state. End it with: {ending}" in str(
+        caught.value
+    )
+    for _ in range(2):
+        with pytest.raises(sky.StrayMachine) as refused:
+            deploys.failover().deploy()
+        assert ending in str(refused.value) and deploys.machines() == {AWS_MACHINE: 1} and not deploys.asked
+    # Where nobody may look, it is said, and the deploy goes on.
+    ec2.refuse("ec2", "DescribeInstances", "UnauthorizedOperation", status=403)
+    assert deploys.failover().deploy() is not None
+    assert any("whether an earlier deploy has left a machine is not known" in each for each in deploys.said)
+    asked = ec2.asked["DescribeInstances"]
+    # A fleet that stands is not looked for.
+    assert deploys.failover().deploy() is not None and ec2.asked["DescribeInstances"] == asked

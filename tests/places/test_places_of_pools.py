@@ -55,6 +55,33 @@ def test_accelerators_come_before_providers_and_those_that_a_provider_has_not_ar
     assert ranks == sorted(ranks, key=["H200:8", "L40:8", "A100:8"].index)
 
 
+def test_places_keep_their_names_and_modules_where_a_list_of_accelerators_begins_or_ends() -> None:
+    bare, full = Choice("gcp us-central1", "aws us-east-1"), Choice("gcp us-central1 H100:8", "aws us-east-1 H100:8")
+    two, several = [sky.AWS(), sky.GCP()], ["H100:8", "A100-80GB:8"]
+    assert places(pool(two, several), bare) == [
+        ("aws us-east-1", ""),
+        ("gcp us-central1", "t__gcp-us-central1"),
+        ("aws us-east-1 A100:8", "t__aws-us-east-1-a100-8"),
+        ("gcp us-central1 A100:8", "t__gcp-us-central1-a100-8"),
+    ]
+    assert places(pool(two), full) == [
+        ("aws us-east-1 H100:8", ""),
+        ("gcp us-central1 H100:8", "t__gcp-us-central1-h100-8"),
+    ]
+    # Whatever else is declared before it.
+    found = places(pool(two, several[::-1]), full)
+    assert found[2:] == [("aws us-east-1 H100:8", ""), ("gcp us-central1 H100:8", "t__gcp-us-central1-h100-8")]
+
+
+def test_zones_and_accelerators_together() -> None:
+    found = places(pool(sky.GCP(project="p", zones=["us-central1-a", "us-central1-c"]), ["H100:8", "A100-80GB:8"]))
+    assert [place for place, _ in found] == [
+        f"gcp us-central1 {zone} p {name}"
+        for name in ("H100:8", "A100:8")
+        for zone in ("us-central1-a", "us-central1-c")
+    ]
+
+
 def test_the_cheapest_is_by_the_offers_and_has_a_module_of_its_own() -> None:
     declared = pool(sky.cheapest([sky.GCP(), sky.AWS()]))
     assert places(declared) == [("aws us-east-1", "t__aws-us-east-1"), ("gcp us-central1", "t__gcp-us-central1")]

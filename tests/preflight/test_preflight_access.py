@@ -275,6 +275,7 @@ def test_the_command(cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "result": "pass",
         "found": f"arn:aws:sts::{ACCOUNT}:user/moto",
         "to_do": "",
+        "usd_per_hour": None,
     }
     cloud.quotas["L-DB2E81BA"] = 0
     done = CliRunner().invoke(app, ["preflight", "s"])

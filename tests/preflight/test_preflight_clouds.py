@@ -243,6 +243,33 @@ def test_lambda_lists_where_it_has_capacity() -> None:
     assert "costs $3.29/h on-demand now" in line(report, "price").found
 
 
+def test_several_gpus_of_runpod_are_several_of_one() -> None:
+    gpu = {"id": "NVIDIA H100 PCIe", "name": "H100 PCIe", "memory": 80, "secure": True, "availability": "HIGH"}
+    answers = {"/v2/pods": [], "/v2/catalog/gpus": {"gpus": [{**gpu, "price": {"secure": 2.5}}]}}
+    with serving(answers) as rest:
+        environment = {"RUNPOD_API_KEY": KEY, "RUNPOD_API_BASE_URL": rest.address}
+        report = check(environment, pool("runpod", "8x NVIDIA H100 PCIe (secure)", region="all regions"))
+    assert "lists 8x NVIDIA H100 PCIe (secure)" in line(report, "machine").found
+    assert line(report, "price").usd_per_hour == 20.0
+
+
+def test_an_offer_of_a_marketplace_is_known_by_its_like() -> None:
+    row = {
+        "id": 1,
+        "gpu_name": "H100 SXM",
+        "num_gpus": 8,
+        "gpu_ram": 81559,
+        "dph_total": 15.5,
+        "geolocation": "Norway, NO",
+    }
+    offers = [{**row, "id": 2, "num_gpus": 4, "dph_total": 1.0}, {**row, "id": 3, "dph_total": 16.0}, row]
+    answers = {"/api/v0/users/current/": {}, "/api/v0/bundles/": {"offers": offers}}
+    with serving(answers) as rest:
+        environment = {"VASTAI_API_KEY": KEY, "VASTAI_API_URL": rest.address}
+        report = check(environment, pool("vastai", "8x-H100_SXM-32-65536", region="all regions"))
+    assert line(report, "price").usd_per_hour == 15.5 and line(report, "machine").result == "pass"
+
+
 def test_providers_that_take_no_such_questions_say_what_else_to_ask() -> None:
     for provider, words in (("oci", "oci limits value list"), ("nebius", "gRPC"), ("crusoe", "signed questions")):
         report = check({}, pool(provider, "any", region="here"))

@@ -12,8 +12,10 @@ import pytest
 import typer
 from front_ends.schemas import valid
 from support import ROOT
+from terraform_projects.synthesized import synthesized
 from typer.testing import CliRunner
 
+import skyinfra as sky
 from skyinfra.cli import stacks
 from skyinfra.cli.app import app
 from skyinfra.preflight.report import Line, Report
@@ -55,6 +57,20 @@ def test_what_is_printed_fits(name: str, tmp_path: Path, monkeypatch: pytest.Mon
     for wrong in ({**found, "more": 1}, {key: value for key, value in found.items() if key != "schema_version"}):
         with pytest.raises(jsonschema.ValidationError):
             valid(name, json.dumps(wrong))
+
+
+def test_every_field_of_a_pool_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    places = sky.cheapest([sky.AWS(profile="a"), sky.GCP(zones=["us-central1-a"]), sky.RunPod()])
+    image = sky.Image(runner=f"https://packages.example.com/skyinfra-0.1.0-py3-none-any.whl#sha256={'a' * 64}")
+    costly = {"max_hourly_cost": 100, "budget": sky.Budget(usd=900)}
+    several = sky.ComputePool(name="p", accelerator="H100:8", provider=places, image=image, **costly)
+    ends = {"stop_after_idle": "1h", "max_lifetime": "9h", "vcpus": 4, "memory_gb": 8}
+    volumes = {"/data": sky.Volume(name="v", provider=sky.AWS(zones=["us-east-1a"]), size_gb=9)}
+    aws = sky.ComputePool(name="q", provider=sky.AWS(zones=["us-east-1a"]), volumes=volumes, **ends)
+    sick = sky.ComputePool(name="r", nodes=2, provider=sky.AWS(), replace_sick=True)
+    stacks.show_choices([synthesized(tmp_path, several, aws, sick)], as_json=True)
+    found = valid("synth", capsys.readouterr().out)["stacks"][0]["pools"]
+    assert len(found[0]["places"]) == 3 and found[0]["by_price"] and found[1]["volumes"] and found[2]["replace_sick"]
 
 
 def test_other_documents_of_layouts_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
