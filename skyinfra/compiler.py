@@ -15,6 +15,7 @@ from skyinfra.declared import NEVER, seconds_of
 from skyinfra.errors import DeclarationError, DuplicatePool, InvalidField, NotSupported, at
 from skyinfra.places.candidates import alternatives, called, later_zones, module_of, preferring, refuse_twice
 from skyinfra.places.choices import NAME, Choice
+from skyinfra.places.ranges import check_form, scaled
 from skyinfra.plugins import Environment
 from skyinfra.pool import ComputePool, Range, check_concurrency, follow_on
 from skyinfra.protocol.manifest import OUTPUT_PREFIX, ManifestSlot, slot_kind
@@ -29,7 +30,7 @@ from skyinfra.protocol.nodeconfig import (
     Vendor,
 )
 from skyinfra.protocol.packages import PackageSource
-from skyinfra.providers import Request, Selection, elastic_providers
+from skyinfra.providers import Request, Selection
 from skyinfra.providers.cloud import CloudProvider
 from skyinfra.providers.data import Idle
 from skyinfra.providers.volumes import beside
@@ -168,11 +169,14 @@ def compile_pool(pool: ComputePool, stack: str, nodes: int | None = None) -> Dep
     _check_placeholders(pool)
     if (provider := pool.provider.of(pool.accelerators)) is not pool.provider:
         pool = pool.model_copy(update={"provider": provider})
-    pool, scale = _scaled(pool, stack, nodes)
+    pool, scale = scaled(pool, stack, nodes)
     if (provider := beside(pool.provider, pool.volumes, pool.most_nodes)) is not pool.provider:
         pool = pool.model_copy(update={"provider": provider})
     idle_s = _node_idle_seconds(pool)
-    selection = pool.provider.select(_request(pool))
+    request = replace(_request(pool), most=scale.max if scale is not None else 0)
+    selection = pool.provider.select(request)
+    if scale is not None and pool.provider.data.traits.groups:
+        check_form(pool, request, scale)
     budget = _budget(pool, selection)
     _check_replaced(pool, selection)
     accelerator = selection.accelerator
@@ -190,36 +194,6 @@ def compile_pool(pool: ComputePool, stack: str, nodes: int | None = None) -> Dep
         worker=replace(head, head=False, scheduler=HEAD_PLACEHOLDER, node_idle_seconds=idle_s, warn_budget=None),
         scale=scale,
     )
-
-
-def _scaled(pool: ComputePool, stack: str, nodes: int | None) -> tuple[ComputePool, Range | None]:
-    """Returns *pool* with the number of *nodes*, and the range of it, where that changes with an apply alone.
-
-    Raises `NotSupported` for nodes that are to follow the work there, or a head without nodes, `InvalidField` for a
-    number outside of the range.
-    """
-    declared = pool.range
-    if declared is None or pool.provider.data.elastic is not None:
-        return pool, None
-    if declared.min < 1 or pool.idle_seconds is not None:
-        able = [f"sky.{type.__name__}" for type in elastic_providers()]
-        raise NotSupported(
-            f"the number of nodes of {pool.provider.data.about.called} changes with an apply alone",
-            field="nodes" if declared.min < 1 else "idle_seconds",
-            given=f"Range({declared.min}, {declared.max})" if declared.min < 1 else pool.idle_seconds,
-            hint=f"Declare nodes=sky.Range({max(1, declared.min)}, {max(2, declared.max)}) without idle_seconds: the "
-            f"head is one of them, and `skyinfra scale {stack}/{pool.name} N` changes their number. Places whose nodes "
-            f"follow the work: {', '.join(able)}.",
-        )
-    number = declared.min if nodes is None else nodes
-    if not declared.min <= number <= declared.max:
-        raise InvalidField(
-            f"{NAME} has another number of nodes than sky.Range({declared.min}, {declared.max}) lets there be",
-            field="nodes",
-            given=number,
-            hint=f"skyinfra scale {stack}/{pool.name} N, from {declared.min} to {declared.max}.",
-        )
-    return pool.model_copy(update={"nodes": number}), declared
 
 
 def _budget(pool: ComputePool, selection: Selection) -> NodeBudget | None:

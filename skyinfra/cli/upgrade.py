@@ -20,6 +20,7 @@ from skyinfra.errors import (
     NotSupported,
     PoolNotFound,
     ProjectError,
+    TerraformNotFound,
     counted,
     did_you_mean,
 )
@@ -28,6 +29,9 @@ from skyinfra.terminal import tables
 from skyinfra.terminal.progress import deployed, synthesized
 from skyinfra.terraform.project import Project
 from skyinfra.terraform.synthesized import SynthesizedStack
+
+# A deploy that ends with one of these has changed nothing: a person has said no, or there is no plan.
+_BEFORE_IT = (typer.Exit, typer.Abort, DeclarationError, ProjectError, TerraformNotFound)
 
 app = typer.Typer()
 
@@ -105,7 +109,7 @@ def scale(
         _choose(project, key, nodes)
         _check_scale(project.stack(stack, stacks=synthesized(project)), key, nodes)
         deploy(known.name, auto_approve=auto_approve, wait=wait, patience=900, as_json=False)
-    except (typer.Exit, DeclarationError, PoolNotFound, ProjectError):  # nothing was changed: a person has said no
+    except _BEFORE_IT:
         _choose(project, key, before)
         raise
     tables.say(f"{key} has {counted(nodes, 'node')}: {NAME} says so, and belongs into version control.", to_stderr=True)

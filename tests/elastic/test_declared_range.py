@@ -103,6 +103,30 @@ def test_a_number_outside_of_the_range_is_named_with_its_file(chosen: int) -> No
         made(sky.Range(1, 4), chosen)
 
 
+def test_a_number_that_makes_all_nodes_anew_is_refused() -> None:
+    def declare(nodes: sky.Range, **more: Any) -> Deployment:
+        return compile_pool(
+            sky.ComputePool(provider=sky.GCP(project="p"), accelerator="A100-40GB:8", nodes=nodes, **more), "s"
+        )
+
+    with pytest.raises(InvalidField, match=r"(?s)several are a group.*sky\.Range\(2, 4\)"):
+        declare(sky.Range(1, 4), spot=True)
+    assert declare(sky.Range(1, 4)).scale == sky.Range(1, 4)
+    assert declare(sky.Range(2, 4), spot=True).selection.separate_head
+
+
+def test_containers_share_the_gpus_of_the_most_so_that_each_keeps_its_own() -> None:
+    def gpus(chosen: int) -> list[str]:
+        provider = sky.Container(image="python:3.12", gpus=["0", "1", "2", "3"])
+        pool = sky.ComputePool(name="p", provider=provider, accelerator="H100:2", nodes=sky.Range(1, 2))
+        [found] = compile_pools([pool], "s", {"s/p": Choice(nodes=chosen)})
+        return list(module_inputs(found, "..")["gpus"])
+
+    assert (gpus(1), gpus(2)) == (["0", "1"], ["0", "1", "2", "3"])
+    with pytest.raises(InvalidField, match="2 nodes would share the GPUs"):
+        made(sky.Range(1, 2), accelerator="H100")
+
+
 def test_nodes_that_cannot_follow_the_work_have_no_idle_time() -> None:
     with pytest.raises(NotSupported, match=r"(?s)idle_seconds: .*with an apply alone.*skyinfra scale s/p N"):
         made(sky.Range(1, 4), idle_seconds=600)
