@@ -14,18 +14,18 @@ _EVERY_S = 900.0
 
 
 class Lacks:
-    """The reasons that were told to who waits for nodes of *fleet*."""
+    """When each reason was said last to who waits for nodes of *fleet*."""
 
     def __init__(self, fleet: str) -> None:
         self._fleet = fleet
-        self._told: dict[str, float] = {}
+        self._last: dict[str, float] = {}
 
     def tell(self, state: FleetState | None) -> None:
         """Says on the standard error why nodes are missing, by the *state* of the fleet; for who waits for a slot."""
         size = state.size if state is not None else None
         now = time.monotonic()
-        if size is None or not size.lack or now - self._told.get(size.lack, -math.inf) < _EVERY_S:
+        if size is None or not size.lack or now - self._last.get(size.lack, -math.inf) < _EVERY_S:
             return
-        self._told[size.lack] = now
+        self._last[size.lack] = now
         sys.stderr.write(printable(f"{self._fleet}: work waits: {size.said}\n", None))
         sys.stderr.flush()
