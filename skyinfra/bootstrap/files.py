@@ -23,7 +23,8 @@ Form = Literal["cloud-config", "script", "container"]
 FORMS: tuple[Form, ...] = get_args(Form)
 
 # A machine of an elastic pool whose steps still fail that long after its start ends, before there is a runner. Until
-# then a person may look at it, and they are done again every half minute.
+# then a person may look at it, and they are done again every half minute. Its group removes what does not run:
+# https://docs.aws.amazon.com/autoscaling/ec2/userguide/health-checks-overview.html (2026-11-26).
 _FAILED_S = 1800
 _BOOT_UNIT, _REPORT_UNIT = "skyinfra-boot.service", "skyinfra-report.service"
 _TEMPLATES: dict[Form, str] = {

@@ -318,7 +318,8 @@ class GroupWatch:
         if self._done is None:
             self._done = text if at.isdigit() and abs(time.time() - int(at[:12])) > _OLD_S else ""
         if size.isdigit() and text != self._done:
-            self._asked = min(max(int(size[:6]), least), most)
+            # The least is the head's: while machines become no nodes, none is to be started in their place.
+            self._asked = min(int(size[:6]), most)
             self._problem = _set_size(name, self._asked)
             self._done = text
         said = Said(least, most, self._asked, self._problem, name)

@@ -143,6 +143,8 @@ class Sizing:
     # Whether the place is to hear a smaller number at once: it replaces machines that have failed, for as long as it
     # has not.
     _lower: bool = False
+    # Whether a machine of this try has become no node.
+    _counted: bool = False
     _tries: int = 0
     _retry: float = 0.0
 
@@ -173,7 +175,7 @@ class Sizing:
         self._spare = None if wanted >= max(self.size, self._requested) else now if self._spare is None else self._spare
         waited = now - (self._began if self._said is None else self._said)
         if wanted > self.size and now >= self._retry:
-            self._asked = now
+            self._asked, self._counted = now, False
             self._change(wanted, why if there + need > least else f"{least} is the least", at)
         elif self._spare is not None and now - self._spare >= max(self.boot_s, _KNOWN_S):
             # Capacity may come in the night. Nodes that serve already stay, whatever the place is asked for.
@@ -205,9 +207,9 @@ class Sizing:
 
     def broken(self, why: str, now: float) -> bool:
         """Notes that a machine became no node, and *why*. Returns whether nothing is tried for long now, by that."""
-        if self._asked is None:
+        if self._counted:
             return False  # another one of the same try
-        self.failed, self._lower = self.failed + 1, True
+        self.failed, self._lower, self._counted = self.failed + 1, True, True
         if self.failed < _TRIES:
             self.refused(why, now)
             return False

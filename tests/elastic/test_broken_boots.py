@@ -69,6 +69,29 @@ def test_a_broken_image_is_tried_three_times_and_by_one_machine_after_the_first(
     tries.until(1, 0.2 * HOUR)
 
 
+def test_machines_that_take_longer_to_fail_than_they_are_waited_for_count_too() -> None:
+    tries = Tries()
+    tries.until(8, 5)
+    tries.look(901)
+    assert "did not come within 15m" in str(tries.sizing.problem)
+    tries.machines_fail(8)
+    assert tries.sizing.failed == 1
+    tries.look()
+    assert tries.said[-1][1] == 0
+    tries.until(1, 300)
+
+
+def test_not_even_the_least_is_started_again_and_again() -> None:
+    sizing, said, now = Sizing(900.0, 240.0), [], 0.0
+    for _ in range(int(5 * HOUR)):
+        now += 1
+        if sizing.observe(0, 0, (2, 8), "", now, now):
+            said.append(sizing.size)
+            if sizing.size:
+                sizing.broken("p-i-1: step packages: 404", now)
+    assert said.count(2) == 1 and said.count(1) == 2 and said[-1] == 0
+
+
 def test_work_that_comes_while_nothing_is_tried_is_told_why() -> None:
     tries = Tries()
     for _ in range(3):
