@@ -41,7 +41,7 @@ def run(bed: Bed, *words: str, code: int = 0) -> str:
 
 
 def machines(bed: Bed) -> set[str]:
-    return {str(each["name"]) for each in bed.world.existing("google_compute_instance")}
+    return set(bed.world.existing("google_compute_instance"))
 
 
 def chosen(bed: Bed) -> Any:
