@@ -76,18 +76,18 @@ def test_what_cannot_be_is_said_and_leaves_the_file_as_it_was(bed: Bed) -> None:
     run(bed, "scale", "s/t", "2", "--auto-approve", "--no-wait")
     before = chosen(bed), machines(bed)
     assert (
-        "sky.Range(1, 4)" in (said := run(bed, "scale", "s/t", "9", "--auto-approve", code=1)) and "from 1 to 4" in said
+        "sky.Range(1, 4)" in (said := run(bed, "scale", "s/t", "9", "--auto-approve", code=2)) and "from 1 to 4" in said
     )
     assert "nobody can be asked here" in run(bed, "scale", "s/t", "3", code=2)
-    assert "no such pool" in run(bed, "scale", "s/other", "3", "--auto-approve", code=1)
+    assert "no such pool" in run(bed, "scale", "s/other", "3", "--auto-approve", code=2)
     run(bed, "scale", "s/t", "0", code=2)
     assert (chosen(bed), machines(bed)) == before
     # A range that leaves the number out is said by its name, and the command itself mends it.
     main = bed.folder / "main.py"
     text = main.read_text()
     main.write_text(text.replace("sky.Range(1, 4)", "sky.Range(3, 4)"))
-    assert "skyinfra scale s/t N, from 3 to 4" in run(bed, "plan", code=1)
+    assert "skyinfra scale s/t N, from 3 to 4" in run(bed, "plan", code=2)
     run(bed, "scale", "s/t", "3", "--auto-approve", "--no-wait")
     assert len(machines(bed)) == 3
     main.write_text(text.replace("sky.Range(1, 4)", "3"))
-    assert "s/t declares nodes=3" in run(bed, "scale", "s/t", "4", "--auto-approve", code=1) and unchanged(bed)
+    assert "s/t declares nodes=3" in run(bed, "scale", "s/t", "4", "--auto-approve", code=2) and unchanged(bed)
