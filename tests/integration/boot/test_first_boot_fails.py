@@ -72,7 +72,8 @@ def test_a_machine_of_an_elastic_pool_that_cannot_be_set_up_ends(bed: Bed, fleet
     made = fleet(bed.declare(2))
     head, worker = made.nodes
     without_runner(made, worker)
-    # Bounds need a group, which the bed has not: this is the unit of such a worker, in which no time has to pass.
+    # Bounds need a group, which the bed has not: this is the unit of such a worker, in which no time has to pass: it
+    # ends after the first failure.
     elastic = written(user_data(compile_pool(bed.declare(1).model_copy(update={"nodes": sky.Range(0, 2)}), "s")).worker)
     [line] = re.findall("ExecStopPost=.*", elastic["/etc/systemd/system/skyinfra-boot.service"])
     text = gzip.decompress(worker.metadata.user_data).decode()
@@ -83,8 +84,7 @@ def test_a_machine_of_an_elastic_pool_that_cannot_be_set_up_ends(bed: Bed, fleet
     made.boot(ready=False)
     made.wait(head)
     with made.connect() as pool:
-        until(lambda: (s := pool.look().state) and s.failed, seconds=120)
-        until(lambda: worker.off, seconds=180)
+        until(lambda: worker.off, seconds=300)
         assert {slot.node for slot in pool.slots()} == {head.name}
 
 
