@@ -15,8 +15,9 @@ from skyinfra.declared import NEVER, seconds_of
 from skyinfra.errors import DeclarationError, DuplicatePool, InvalidField, NotSupported, at
 from skyinfra.places.candidates import alternatives, called, later_zones, module_of, preferring, refuse_twice
 from skyinfra.places.choices import NAME, Choice
+from skyinfra.places.ranges import check_form, scaled
 from skyinfra.plugins import Environment
-from skyinfra.pool import ComputePool, check_concurrency, follow_on
+from skyinfra.pool import ComputePool, Range, check_concurrency, follow_on
 from skyinfra.protocol.manifest import OUTPUT_PREFIX, ManifestSlot, slot_kind
 from skyinfra.protocol.nodeconfig import (
     HEAD_PLACEHOLDER,
@@ -29,7 +30,7 @@ from skyinfra.protocol.nodeconfig import (
     Vendor,
 )
 from skyinfra.protocol.packages import PackageSource
-from skyinfra.providers import Request, Selection, elastic_providers
+from skyinfra.providers import Request, Selection
 from skyinfra.providers.cloud import CloudProvider
 from skyinfra.providers.data import Idle
 from skyinfra.providers.volumes import beside
@@ -43,7 +44,8 @@ class Deployment:
     """A compiled pool: the selection, the slots of each node, the node configurations with placeholders.
 
     place: its name where the pool has several; module: of Terraform, which is named like the pool otherwise. places:
-    all of them, in order, this one too; empty where there is one.
+    all of them, in order, this one too; empty where there is one. scale: the declared range of a pool whose number of
+    nodes changes with an apply alone; its pool has one number of it.
     """
 
     stack: str
@@ -55,6 +57,7 @@ class Deployment:
     module: str = ""
     place: str = ""
     places: tuple[Deployment, ...] = ()
+    scale: Range | None = None
 
     @property
     def usd_per_hour(self) -> float | None:
@@ -78,7 +81,8 @@ def compile_pools(
 ) -> tuple[Deployment, ...]:
     """The pools of one stack, compiled, in their order. Raises a `DeclarationError` with the path of the field.
 
-    choices: for pools with several places, by ``STACK/POOL``; the first place counts where there is none.
+    choices: for pools with several places, or a number of nodes that an apply changes, by ``STACK/POOL``; the first
+    place and the least number count where there is none.
     """
     if not isinstance(pools, Sequence):
         raise InvalidField("expected a list of pools", field="pools", given=type(pools).__name__, hint="pools=[...]")
@@ -103,7 +107,8 @@ def compile_pools(
 
 def _placed(pool: ComputePool, stack: str, choice: Choice) -> Deployment:
     """Returns *pool* at the place of the *choice*, else at the first of its places, with the others."""
-    found = _named(pool, choice, [each for _, each in sorted(_compiled(pool, stack), key=lambda found: found[0])])
+    compiled = sorted(_compiled(pool, stack, choice.nodes), key=lambda found: found[0])
+    found = _named(pool, choice, [each for _, each in compiled])
     if len(found) == 1 and choice.first is None:
         return replace(found[0], place="")
     refuse_twice([each.place for each in found])
@@ -139,49 +144,56 @@ def _named(pool: ComputePool, choice: Choice, found: Sequence[Deployment]) -> li
     return made
 
 
-def _compiled(pool: ComputePool, stack: str) -> Iterator[tuple[int, Deployment]]:
+def _compiled(pool: ComputePool, stack: str, nodes: int | None) -> Iterator[tuple[int, Deployment]]:
     """Yields the *pool* at each of its places, and which accelerator of its list has been taken there."""
     for field, each in alternatives(pool):
         with at(field) if field != "provider" else nullcontext():
-            yield from _by_accelerator(each, stack)
+            yield from _by_accelerator(each, stack, nodes)
 
 
-def _by_accelerator(pool: ComputePool, stack: str) -> Iterator[tuple[int, Deployment]]:
+def _by_accelerator(pool: ComputePool, stack: str, nodes: int | None) -> Iterator[tuple[int, Deployment]]:
     several, found = len(pool.accelerators) > 1, 0
     for position in range(len(pool.accelerators)) if several else ():
         try:
-            every = list(_by_zone(preferring(pool, position), stack, pool.accelerators[position]))
+            every = list(_by_zone(preferring(pool, position), stack, nodes, pool.accelerators[position]))
         except DeclarationError:
             continue  # not offered there
         found += 1
         yield from ((position, replace(each, pool=_as_declared(each.pool, pool))) for each in every)
     if not found:
-        yield from ((0, each) for each in _by_zone(pool, stack, None))
+        yield from ((0, each) for each in _by_zone(pool, stack, nodes, None))
 
 
 def _as_declared(pool: ComputePool, declared: ComputePool) -> ComputePool:
     return pool.model_copy(update={"accelerator": declared.accelerator, "accelerators": declared.accelerators})
 
 
-def _by_zone(pool: ComputePool, stack: str, accelerator: Accelerator | None) -> Iterator[Deployment]:
-    made = compile_pool(pool, stack)
+def _by_zone(pool: ComputePool, stack: str, nodes: int | None, accelerator: Accelerator | None) -> Iterator[Deployment]:
+    made = compile_pool(pool, stack, nodes)
     grouped = made.selection.separate_head
     yield replace(made, place=called(pool, accelerator, grouped=grouped))
     for each in () if grouped else later_zones(pool):
-        yield replace(compile_pool(each, stack), place=called(each, accelerator, grouped=False))
+        yield replace(compile_pool(each, stack, nodes), place=called(each, accelerator, grouped=False))
 
 
-def compile_pool(pool: ComputePool, stack: str) -> Deployment:
-    """*pool* as part of the stack *stack*. Raises a `DeclarationError`."""
+def compile_pool(pool: ComputePool, stack: str, nodes: int | None = None) -> Deployment:
+    """*pool* as part of the stack *stack*. Raises a `DeclarationError`.
+
+    nodes: of a range that is declared, where that number changes with an apply alone; None for the least.
+    """
     if pool.stack is not None and pool.stack != stack:
         raise InvalidField(f"the pool is declared in the stack {stack!r}", field="stack", given=pool.stack)
     _check_placeholders(pool)
     if (provider := pool.provider.of(pool.accelerators)) is not pool.provider:
         pool = pool.model_copy(update={"provider": provider})
+    pool, scale = scaled(pool, stack, nodes)
     if (provider := beside(pool.provider, pool.volumes, pool.most_nodes)) is not pool.provider:
         pool = pool.model_copy(update={"provider": provider})
     idle_s = _node_idle_seconds(pool)
-    selection = pool.provider.select(_request(pool))
+    request = replace(_request(pool), most=scale.max if scale is not None else 0)
+    selection = pool.provider.select(request)
+    if scale is not None and pool.provider.data.traits.groups:
+        check_form(pool, request, scale)
     budget = _budget(pool, selection)
     _check_replaced(pool, selection)
     accelerator = selection.accelerator
@@ -197,6 +209,7 @@ def compile_pool(pool: ComputePool, stack: str) -> Deployment:
         slots=tuple(_slots(head)),
         head=_without_slots(head, pool) if selection.separate_head else head,
         worker=replace(head, head=False, scheduler=HEAD_PLACEHOLDER, node_idle_seconds=idle_s, warn_budget=None),
+        scale=scale,
     )
 
 
@@ -360,20 +373,12 @@ def _without_slots(head: NodeConfig, pool: ComputePool) -> NodeConfig:
 def _node_idle_seconds(pool: ComputePool) -> float:
     """Returns after how long without a task a node of *pool* ends, 0 where the number of nodes is fixed.
 
-    Raises `NotSupported` where the number of nodes cannot change without an apply, `InvalidField` for a time that is
-    shorter than a boot.
+    Raises `InvalidField` for a time that is shorter than a boot.
     """
     if pool.range is None:
         return 0.0
     data = pool.provider.data
-    if data.elastic is None:
-        able = [f"sky.{type.__name__}" for type in elastic_providers()]
-        raise NotSupported(
-            f"the number of nodes of {data.about.called} changes with an apply alone",
-            field="nodes",
-            given=f"Range({pool.range.min}, {pool.range.max})",
-            hint=f"Declare a number of nodes here. Places whose nodes follow the work: {', '.join(able)}.",
-        )
+    assert data.elastic is not None  # noqa: S101 - elsewhere the pool has a number of nodes by now
     given = _IDLE_S if pool.idle_seconds is None else pool.idle_seconds
     whole = pool.stop_after_idle
     if pool.idle_seconds is not None and whole not in (None, NEVER) and seconds_of(whole) <= given:

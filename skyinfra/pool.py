@@ -165,7 +165,10 @@ class Worker(Declaration):
 
 
 class Range(Declaration):
-    """A number of nodes that follows the work: ``sky.Range(0, 8)`` is at least *min* and at most *max*."""
+    """A number of nodes that follows the work: ``sky.Range(0, 8)`` is at least *min* and at most *max*.
+
+    Where another number is an apply, `skyinfra scale` chooses it, from 1 on.
+    """
 
     min: int = Field(ge=0)
     max: int = Field(ge=1)
@@ -258,17 +261,18 @@ class ComputePool(Declaration):
     for CPU nodes; of a list the first that the shipped offers have is taken, and the others are tried as further places
     are. places: the list that is given as provider. name: of the pool, unique in its stack. nodes: how many, or
     ``sky.Range(0, 8)``: the head, which then carries no slots, starts nodes for work that no slot can take, and a node
-    that had no task for idle_seconds ends. spot: interruptible capacity. vcpus, memory_gb, disk_gb: minima of one node.
-    max_hourly_cost: USD per hour and node. rdma: nodes reach each other's memory (InfiniBand, RoCE, EFA), on machines
-    that the provider connects so. labels: put on everything that is created. stack: the stack of a pool that is used as
-    ``with sky.ComputePool(...) as pool:``. layout: ``sky.mig.Follow(among=[...])``: the GPUs change between these
-    layouts as the work asks for it; the declared one is that which a node begins with, or the first of them. volumes:
-    that outlive the fleet, by the path where nodes mount them: ``{"/data": sky.Volume(...)}``. stop_after_idle: such as
-    ``"30m"``: the nodes end themselves when nothing has used the fleet for that long; the next deploy makes them anew.
-    max_lifetime: such as ``"12h"``: they end then, whatever runs. A pool that declares none of them, or ``"never"``,
-    stays; a ``with`` block of machines that cost something has limits of its own. budget: what the fleet may cost in
-    all, ``sky.Budget(usd=200)``. replace_sick: a deploy replaces nodes of which half of the slots or more have been
-    sick for ten minutes, but for the head, and two an hour at most.
+    that had no task for idle_seconds ends; where another number is an apply, `skyinfra scale` chooses it. spot:
+    interruptible capacity. vcpus, memory_gb, disk_gb: minima of one node. max_hourly_cost: USD per hour and node. rdma:
+    nodes reach each other's memory (InfiniBand, RoCE, EFA), on machines that the provider connects so. labels: put on
+    everything that is created. stack: the stack of a pool that is used as ``with sky.ComputePool(...) as pool:``.
+    layout: ``sky.mig.Follow(among=[...])``: the GPUs change between these layouts as the work asks for it; the declared
+    one is that which a node begins with, or the first of them. volumes: that outlive the fleet, by the path where nodes
+    mount them: ``{"/data": sky.Volume(...)}``. stop_after_idle: such as ``"30m"``: the nodes end themselves when
+    nothing has used the fleet for that long; the next deploy makes them anew. max_lifetime: such as ``"12h"``: they end
+    then, whatever runs. A pool that declares none of them, or ``"never"``, stays; a ``with`` block of machines that
+    cost something has limits of its own. budget: what the fleet may cost in all, ``sky.Budget(usd=200)``. replace_sick:
+    a deploy replaces nodes of which half of the slots or more have been sick for ten minutes, but for the head, and two
+    an hour at most.
 
     Raises a `DeclarationError`, with the path of the field, for what cannot be.
     """

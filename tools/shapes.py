@@ -59,6 +59,7 @@ POOL = {
     "provider": str,
     "nodes": int,
     "min_nodes?": int,
+    "scale?": [int],
     "machine_types": [str],
     "accelerator?": str | None,
     "accelerators_per_node?": int,
@@ -209,7 +210,7 @@ FLEET = {
     "replace_sick": bool,
     "spent": ({"text": str, **AMOUNT, "estimated": bool, "unknown": [str], "budget": BUDGET}, None),
     "follow": ({"among": [str], "idle_seconds": float, "keep": str, "changes": [LayoutChange]}, None),
-    "size": (fields(SizeState, "slots"), None),
+    "size": (fields(SizeState, "slots", "lack", "said"), None),
     "nodes": [NODE],
 }
 ABSENT = {"pool": str, "fleet": str, "deployed": Literal[False], "existing": EXISTING, "standing": EXISTING}

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 Form = Literal["cloud-config", "script", "container"]
 FORMS: tuple[Form, ...] = get_args(Form)
 
+# A machine of an elastic pool whose steps still fail that long after its start ends, before there is a runner. Until
+# then a person may look at it, and they are done again every half minute. Its group removes what does not run:
+# https://docs.aws.amazon.com/autoscaling/ec2/userguide/health-checks-overview.html (2026-11-26).
+_FAILED_S = 1800
 _BOOT_UNIT, _REPORT_UNIT = "skyinfra-boot.service", "skyinfra-report.service"
 _TEMPLATES: dict[Form, str] = {
     "cloud-config": "cloud-config.yaml.j2",
@@ -54,6 +58,7 @@ def files(deployment: Deployment, config: NodeConfig) -> list[NodeFile]:
         started.append("skyinfra-interrupt.service")
     if not config.scheduler_only:
         started.append("skyinfra-metrics.service")
+    ends_s = _FAILED_S if config.node_idle_seconds else 0
     composed = steps.compose(deployment, config, units=tuple(started))
     carried = program.modules(data.boot.delivery, volumes=bool(deployment.pool.volumes))
     return [
@@ -64,7 +69,8 @@ def files(deployment: Deployment, config: NodeConfig) -> list[NodeFile]:
         ),
         NodeFile(places.STEPS, "0644", steps.document(composed, config, report_unit=_REPORT_UNIT)),
         *(NodeFile(f"{places.PROGRAM}/{name}", "0644", text) for name, text in carried),
-        *(NodeFile(f"{places.UNITS}/{unit}", "0644", _unit(unit)) for unit in (_BOOT_UNIT, _REPORT_UNIT)),
+        NodeFile(f"{places.UNITS}/{_BOOT_UNIT}", "0644", _unit(_BOOT_UNIT, ends_s)),
+        NodeFile(f"{places.UNITS}/{_REPORT_UNIT}", "0644", _unit(_REPORT_UNIT)),
     ]
 
 
@@ -130,10 +136,11 @@ def _environment() -> Environment:
 
 
 @cache
-def _unit(name: str) -> str:
-    """Returns the unit without its comments, for which user data have no room."""
+def _unit(name: str, ends_s: int = 0) -> str:
+    """Returns the unit without its comments, for which user data have no room. *ends_s*: so many seconds after its
+    start a machine ends that could not be set up; 0 for never."""
     values = {name.lower(): value for name, value in vars(places).items() if isinstance(value, str)}
-    text = template(f"{name}.j2").render(values)
+    text = template(f"{name}.j2").render(values, ends=ends_s)
     return "".join(line for line in text.splitlines(keepends=True) if not line.startswith("#"))
 
 

@@ -120,7 +120,7 @@ def show_choices(stacks: Iterable[SynthesizedStack], *, as_json: bool = False, t
                 stack.name,
                 pool["name"],
                 pool["provider"],
-                tables.node_range(pool.get("min_nodes"), pool["nodes"]),
+                tables.node_range(pool.get("min_nodes"), pool["nodes"], pool.get("scale")),
                 ", ".join(pool["machine_types"]),
                 escape(f"{accelerator}{tables.simulated_mark(pool['simulated'])}"),
                 str(pool["slots_per_node"]),

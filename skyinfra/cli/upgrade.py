@@ -1,21 +1,37 @@
-"""``skyinfra upgrade | move``: fleets that exist, changed without new nodes."""
+"""``skyinfra upgrade | move | scale``: fleets that exist, changed without a change of what is declared."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 from rich.markup import escape
 
 from skyinfra.cli.options import Fleet, Yes, can_be_asked
-from skyinfra.cli.stacks import synthesize
+from skyinfra.cli.stacks import deploy, synthesize
 from skyinfra.deploy.moving import move as move_pools
 from skyinfra.deploy.orphans import stack_to_destroy
 from skyinfra.deploy.upgrade import Running, Upgrade, check_kind, running, wanted
-from skyinfra.errors import FleetUnreachable, NotSupported, counted
+from skyinfra.errors import (
+    DeclarationError,
+    FleetUnreachable,
+    InvalidField,
+    NotSupported,
+    PoolNotFound,
+    ProjectError,
+    TerraformNotFound,
+    counted,
+    did_you_mean,
+)
+from skyinfra.places.choices import NAME, Choices
 from skyinfra.terminal import tables
-from skyinfra.terminal.progress import deployed
+from skyinfra.terminal.progress import deployed, synthesized
 from skyinfra.terraform.project import Project
+from skyinfra.terraform.synthesized import SynthesizedStack
+
+# A deploy that ends with one of these has changed nothing: a person has said no, or there is no plan.
+_BEFORE_IT = (typer.Exit, typer.Abort, DeclarationError, ProjectError, TerraformNotFound)
 
 app = typer.Typer()
 
@@ -72,6 +88,53 @@ def upgrade(
         tables.say(f"{node} was not upgraded: {why}", to_stderr=True)
     if failed:
         raise typer.Exit(1)
+
+
+@app.command()
+def scale(
+    fleet: Fleet,
+    nodes: Annotated[int, typer.Argument(metavar="N", min=1, help="Of the range that the pool declares.")],
+    auto_approve: Yes = False,
+    wait: Annotated[bool, typer.Option(help="Until cloud nodes have booted and their slots are ready.")] = True,
+) -> None:
+    """Change the number of nodes of a pool within its declared range, by a deploy of its stack. The number stands in
+    skyinfra.places.json, for version control: later deploys keep it.
+    """
+    project = Project.find()
+    stack, _, name = fleet.partition("/")
+    known = project.stack(stack)
+    key = f"{known.name}/{name or known.only_pool}"
+    before = Choices.read(project.folder).of(key).nodes
+    try:
+        _choose(project, key, nodes)
+        _check_scale(project.stack(stack, stacks=synthesized(project)), key, nodes)
+        deploy(known.name, auto_approve=auto_approve, wait=wait, patience=900, as_json=False)
+    except _BEFORE_IT:
+        _choose(project, key, before)
+        raise
+    tables.say(f"{key} has {counted(nodes, 'node')}: {NAME} says so, and belongs into version control.", to_stderr=True)
+
+
+def _choose(project: Project, fleet: str, nodes: int | None) -> None:
+    choices = Choices.read(project.folder)
+    choices.having(fleet, replace(choices.of(fleet), nodes=nodes))
+
+
+def _check_scale(stack: SynthesizedStack, fleet: str, nodes: int) -> None:
+    """Raises `PoolNotFound`, and `InvalidField` for a pool whose number of nodes is fixed, or follows the work."""
+    pools = {pool["name"]: pool for pool in stack.pools}
+    name = fleet.partition("/")[2]
+    if (pool := pools.get(name)) is None:
+        hint = f"{did_you_mean(name, pools)} Its pools: {', '.join(pools)}.".strip()
+        raise PoolNotFound(f"the stack {stack.name!r} has no such pool", field="pool", given=name, hint=hint)
+    if pool.get("scale") is not None:
+        return
+    least, most = pool.get("min_nodes"), pool["nodes"]
+    if least is not None:
+        hint = f"It has {least} to {most} as tasks ask for them: declare another range for others."
+        raise InvalidField(f"the number of nodes of {fleet} follows its work", field="N", given=nodes, hint=hint)
+    hint = f"Declare a range, nodes=sky.Range(1, {max(2, most, nodes)}), or another number."
+    raise InvalidField(f"{fleet} declares nodes={most}", field="N", given=nodes, hint=hint)
 
 
 def _show(fleet: str, found: dict[str, Running], version: str | None) -> None:

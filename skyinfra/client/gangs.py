@@ -278,6 +278,7 @@ class _Start:
         wanted = {name: float(amount) for name, amount in launch.target.resources.items()}
         ask = functools.partial(services.demand, asker=self._identity, nodes=nodes, resources=wanted, per_node=per_node)
         await self._connection.again(ask)
+        self._connection.lacks.tell(now.state)
         return True
 
     def _may_come(self, now: Snapshot) -> bool:

@@ -222,6 +222,9 @@ class Line:
             info = await self.ask(services.job_wait, left, job=job, wait_s=left)
             if info.over or (deadline is not None and time.monotonic() >= deadline):
                 return info
+            if info.state == "queued":
+                with contextlib.suppress(OSError):
+                    self._connection.lacks.tell((await self._connection.look()).state)
             # A head that is about to leave answers at once.
             await asyncio.sleep(_PAUSE_S)
 

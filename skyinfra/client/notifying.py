@@ -14,7 +14,7 @@ from typing import Any
 
 from skyinfra.client.jobs import COMMAND, Job
 from skyinfra.client.questions import Questions
-from skyinfra.engine.notifications import Notice, node_notice, post, webhooks
+from skyinfra.engine.notifications import STARTS_NONE, Notice, node_notice, post, webhooks
 from skyinfra.errors import DeclarationError, JobCancelled, SkyinfraError
 
 # Between two looks at the nodes of a fleet.
@@ -57,6 +57,7 @@ def notifying_of_sick(targets: Sequence[str], pool: Questions) -> Iterator[None]
 def _watch(targets: Sequence[str], pool: Questions, over: threading.Event) -> None:
     known: set[str] = set()
     stopping: set[str] = set()
+    lack = ""
     while True:
         # The task itself will say what is wrong.
         with contextlib.suppress(SkyinfraError, OSError, RuntimeError):
@@ -70,6 +71,11 @@ def _watch(targets: Sequence[str], pool: Questions, over: threading.Event) -> No
                 if node not in stopping:
                     send(targets, node_notice(pool.manifest.fleet, node, text))
                     stopping.add(node)
+            size = state.size if state is not None else None
+            before, lack = lack, size.lack if size is not None else ""
+            if size is not None and lack == "stopped" != before:
+                head = next((node.name for node in pool.manifest.nodes if node.head), "")
+                send(targets, node_notice(pool.manifest.fleet, head, f"{STARTS_NONE}: {size.problem}"))
         if over.wait(_LOOK_S):
             return
 

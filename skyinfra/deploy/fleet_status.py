@@ -205,7 +205,7 @@ def _size_status(now: Snapshot | None) -> dict[str, Any] | None:
     size = now.state.size if now is not None and now.state is not None else None
     if size is None:
         return None
-    return {name: value for name, value in asdict(size).items() if name != "slots"}
+    return {name: value for name, value in asdict(size).items() if name not in ("slots", "lack", "said")}
 
 
 def _follow_status(now: Snapshot | None) -> dict[str, Any] | None:

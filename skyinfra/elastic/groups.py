@@ -44,7 +44,9 @@ class Group(Protocol):
 
     boot_s: how long a node takes, as a rule. patience_s: how long it may take. bounds: the least and the most nodes,
     where the place knows better than the configuration. held: how many nodes are there or start; None where that is not
-    known, and the place replaces those that are lost.
+    known, and the place replaces those that are lost. problem: why the place gives no nodes, once. broken: why machines
+    became no nodes, as far as the place knows, each once. made_of: changes with what a node is made of. where: in which
+    place one reads why nodes do not come; empty where `problem` says it.
     """
 
     boot_s: ClassVar[float]
@@ -54,6 +56,9 @@ class Group(Protocol):
     def held(self) -> int | None: ...
     def ask(self, size: int) -> None: ...
     def problem(self) -> str | None: ...
+    def broken(self) -> list[str]: ...
+    def made_of(self) -> str | None: ...
+    def where(self) -> str: ...
     def tend(self) -> None: ...
     async def close(self) -> None: ...
 
@@ -73,16 +78,31 @@ class LocalGroup:
         self._prefix = f"{pool}-group-"
         self._scheduler = scheduler
         self._starting: dict[str, asyncio.Task[None]] = {}
-        self._problem: str | None = None
+        self._broken: list[str] = []
 
     def bounds(self) -> tuple[int, int] | None:
         """Returns None: the configuration of the head says it."""
         return None
 
     def problem(self) -> str | None:
-        """Returns why the last node did not start, once; None where it did."""
-        found, self._problem = self._problem, None
+        """Returns None: this machine gives as many as it is asked for."""
+        return None
+
+    def broken(self) -> list[str]:
+        """Returns why nodes did not start, each once."""
+        found, self._broken = self._broken, []
         return found
+
+    def made_of(self) -> str | None:
+        """Returns the configuration that Terraform leaves here; None while there is none."""
+        try:
+            return (self._folder / TEMPLATE).read_text(encoding="utf-8")
+        except OSError:
+            return None
+
+    def where(self) -> str:
+        """Returns nothing: each node that does not start says why."""
+        return ""
 
     def held(self) -> int:
         """Returns how many nodes run or start."""
@@ -177,8 +197,8 @@ class LocalGroup:
         _, said = await process.communicate()
         if process.returncode:
             text = " ".join(said.decode(errors="replace").split())[:_WORDS]
-            self._problem = f"node {path.name} did not start: {text}"
-            logger.error("%s", self._problem)
+            self._broken.append(f"node {path.name} did not start: {text}")
+            logger.error("%s", self._broken[-1])
 
 
 def _is_locked(file: Path) -> bool:
@@ -200,12 +220,14 @@ def _quiet(path: Path) -> bool:
 
 @dataclass(frozen=True)
 class Said:
-    """The answer of the watch of a head for its group: the bounds, the last size that was asked for, what failed."""
+    """The answer of the watch of a head for its group: the bounds, the last size that was asked for, what failed, and
+    the name of the group."""
 
     least: int
     most: int
     asked: int | None = None
     problem: str | None = None
+    group: str | None = None
 
 
 class AwsGroup:
@@ -238,6 +260,21 @@ class AwsGroup:
             return None
         self._reported = found
         return found
+
+    def broken(self) -> list[str]:
+        """Returns nothing: machines that could not be set up tell the head."""
+        return []
+
+    def made_of(self) -> str | None:
+        """Returns the name of the group: the module makes another one for nodes that are made of something else."""
+        said = self._said()
+        return None if said is None else said.group
+
+    def where(self) -> str:
+        """Returns the command that prints the cloud's reasons: the role of a machine may not ask for them."""
+        name = self.made_of()
+        command = f"aws autoscaling describe-scaling-activities --auto-scaling-group-name {name}"
+        return "" if name is None else f"why, says `{command}`"
 
     def ask(self, size: int) -> None:
         """Leaves *size* for the watch. Raises `StateDirectoryError`."""
@@ -281,10 +318,11 @@ class GroupWatch:
         if self._done is None:
             self._done = text if at.isdigit() and abs(time.time() - int(at[:12])) > _OLD_S else ""
         if size.isdigit() and text != self._done:
-            self._asked = min(max(int(size[:6]), least), most)
+            # The least is the head's: while machines become no nodes, none is to be started in their place.
+            self._asked = min(int(size[:6]), most)
             self._problem = _set_size(name, self._asked)
             self._done = text
-        said = Said(least, most, self._asked, self._problem)
+        said = Said(least, most, self._asked, self._problem, name)
         if said != self._written:
             self._directory.write(self._directory.said_by("watch") / _STATE, json.dumps(vars(said)) + "\n")
             self._written = said

@@ -12,7 +12,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 from distributed.core import Status
@@ -20,13 +20,14 @@ from distributed.scheduler import WorkerState
 
 from skyinfra.elastic.groups import Group, group_of
 from skyinfra.elastic.sizing import Crowd, Resources, Sizing, coming_slots, fits, lacking, lacking_for
+from skyinfra.engine.notifications import STARTS_NONE
 from skyinfra.engine.waiting import check_task, end_task
 from skyinfra.errors import SkyinfraError, StateDirectoryError, counted
 from skyinfra.head.scheduler import FleetScheduler
 from skyinfra.idle.meter import since_boot
 from skyinfra.node.folder import NodeDirectory, replace_file
 from skyinfra.protocol import rpc, services
-from skyinfra.protocol.fleet import SizeState
+from skyinfra.protocol.fleet import NodeFailure, SizeState
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.nodeconfig import NodeConfig
 from skyinfra.worker.process import resources as resources_of
@@ -40,6 +41,8 @@ _PART = 20
 _WAITED = 4
 # A gang that waits says so every few seconds, a node that is about to end as well.
 _SAYS_S = 30.0
+# A machine that became no node says so every 15 seconds.
+_FAILS_S = 45.0
 # A node that ends is gone after that long, or has asked again.
 _ENDS_S = 180.0
 _FILE = "size.json"
@@ -76,7 +79,12 @@ class FleetSize:
         # Since when each task waits.
         self._since: dict[str, float] = {}
         self._need = 0
+        # Machines that became no nodes, and why; all nodes that ever were; what they are made of.
+        self._failures: dict[str, NodeFailure] = {}
+        self._known: set[str] = set()
+        self._made_of: object = None
         self._task: asyncio.Task[None] | None = None
+        scheduler.use.on_keep = self.try_again
         scheduler.handlers.update(rpc.handlers(services.retire.by(self.retire), services.demand.by(self.demand)))
 
     def update(self, config: NodeConfig) -> None:
@@ -91,6 +99,10 @@ class FleetSize:
             self._group = group_of(config.provider, self._directory, config.pool, self._address)
             self._sizing = _read(self._file, self._group)
             self._task = asyncio.create_task(self._run(), name="size")
+
+    def try_again(self) -> None:
+        """Asks for nodes at once where the work needs some, whatever became of the last ones."""
+        self._sizing.try_again()
 
     def check(self) -> None:
         """Raises the error of the runner itself that ended it, if any."""
@@ -124,8 +136,13 @@ class FleetSize:
             who: said for who, said in self._crowds.items() if who not in having and now - said[1] < _SAYS_S
         }
         self._need, why = self._needed(nodes, group, bounds[1], now)
+        if (made_of := (config, group.made_of())) != self._made_of:
+            self._made_of = made_of
+            self.try_again()
+        self._sizing.where = group.where()
         if (problem := group.problem()) is not None:
             self._sizing.refused(problem, now)
+        self._look_at_failures(config, group, nodes, now)
         before = self._sizing.size
         if self._sizing.observe(len(nodes), self._need, bounds, why, now, at, group.held()):
             if self._sizing.size != before:
@@ -136,9 +153,22 @@ class FleetSize:
             group.ask(self._sizing.size)
         group.tend()
         sizing = self._sizing
+        waits = bool(self._since or self._crowds)
+        lack = sizing.lack(waits, bounds[1], now)
         self._scheduler.size_state = SizeState(
-            *bounds, len(nodes), sizing.size, sizing.since, sizing.why, sizing.problem, self._slots
+            *bounds, len(nodes), sizing.size, sizing.since, sizing.why, sizing.problem, self._slots, *lack
         )
+
+    def _look_at_failures(self, config: NodeConfig, group: Group, nodes: Collection[str], now: float) -> None:
+        """Counts machines that became no nodes; where there were too many, the webhooks of jobs are told."""
+        self._known |= set(nodes)
+        before, self._failures = self._failures, self._scheduler.boot_failures(_FAILS_S)
+        new = sorted(self._failures.keys() - before.keys() - self._known)
+        said = [f"{node}: step {self._failures[node].step}: {self._failures[node].error}" for node in new]
+        for why in [*said, *group.broken()]:
+            if self._sizing.broken(why, now):
+                logger.error("%s", self._sizing.problem)
+                self._scheduler.use.on_stops(config.node, f"{STARTS_NONE}: {self._sizing.problem}")
 
     # Who ends ------------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from skyinfra import mig
+from skyinfra.errors import counted
 from skyinfra.idle.meter import span
+from skyinfra.protocol.fleet import Lack
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.manifest import SlotKind, slot_kind
 from skyinfra.protocol.nodeconfig import NodeConfig
@@ -17,6 +19,8 @@ Resources = Mapping[str, float]
 
 # After nodes that did not come: the first pause, and the longest.
 _PAUSE_S, _LONGEST_S = 60.0, 900.0
+# Machines that came and became no node cost as much as nodes: after so many tries in a row nothing is tried for long.
+_TRIES, _STOPPED_S = 3, 6 * 3600.0
 # A head that has just started hears of its nodes within that long. Nodes that are not there are asked for again after
 # that: what was asked may be lost, and a node that ended at that moment has lowered the number.
 _KNOWN_S = 60.0
@@ -112,8 +116,9 @@ class Sizing:
     """The number of nodes that a fleet was asked to have, observation by observation.
 
     size: that number. since, why: when it became that (seconds since 1970), and for what. problem: why they are not
-    there. patience_s: for how long a node may take to come, boot_s: and how long it takes, as a rule: what no work has
-    needed for so long is taken back.
+    there. failed: tries in a row whose machines became no nodes; after the first of them one node is asked for at a
+    time. where: the place says why nodes do not come. patience_s: for how long a node may take to come, boot_s: and how
+    long it takes, as a rule: what no work has needed for so long is taken back.
     """
 
     patience_s: float
@@ -122,6 +127,11 @@ class Sizing:
     since: float = 0.0
     why: str = ""
     problem: str | None = None
+    failed: int = 0
+    where: str = ""
+    _cause: str = ""
+    _refusal: str | None = None
+    _lack: tuple[Lack, float] = ("", 0.0)
     _there: int = 0
     _began: float | None = None
     # The number that the place has heard last, and when; since when nodes are waited for, and since when the work needs
@@ -130,6 +140,11 @@ class Sizing:
     _said: float | None = None
     _asked: float | None = None
     _spare: float | None = None
+    # Whether the place is to hear a smaller number at once: it replaces machines that have failed, for as long as it
+    # has not.
+    _lower: bool = False
+    # Whether a machine of this try has become no node.
+    _counted: bool = False
     _tries: int = 0
     _retry: float = 0.0
 
@@ -150,21 +165,25 @@ class Sizing:
         if held is not None:
             self.size = max(there, min(self.size, held))
         if there < self.size and self._asked is not None and now - self._asked > self.patience_s:
-            self.refused(f"{self.size - there} of {self.size} nodes did not come within {span(self.patience_s)}", now)
-        wanted = max(there, min(most, max(least, there + need)))
-        self.problem = None if wanted <= there >= self.size else self.problem
+            text = f"{self.size - there} of {self.size} nodes did not come within {span(self.patience_s)}"
+            self.refused(f"{text}{self.where and f' ({self.where})'}", now)
+        wanted = max(there, min(most, max(least, there + need), there + 1 if self.failed else most))
+        if wanted <= there >= self.size:
+            self.problem = None
+        elif self.problem is None and now < self._retry:
+            self.problem = self._refusal
         self._spare = None if wanted >= max(self.size, self._requested) else now if self._spare is None else self._spare
         waited = now - (self._began if self._said is None else self._said)
         if wanted > self.size and now >= self._retry:
-            self._asked = now
+            self._asked, self._counted = now, False
             self._change(wanted, why if there + need > least else f"{least} is the least", at)
         elif self._spare is not None and now - self._spare >= max(self.boot_s, _KNOWN_S):
             # Capacity may come in the night. Nodes that serve already stay, whatever the place is asked for.
             self._change(wanted, "no work needs more", at)
-        elif waited < _KNOWN_S or (self._said is not None and there >= self.size):
+        elif not self._lower and (waited < _KNOWN_S or (self._said is not None and there >= self.size)):
             # Once also where all are there: whether the place takes it is known before it matters.
             return False
-        self._said, self._requested = now, self.size
+        self._said, self._requested, self._lower = now, self.size, False
         return True
 
     def _change(self, size: int, why: str, at: float) -> None:
@@ -172,19 +191,57 @@ class Sizing:
 
     def _count(self, there: int, most: int, now: float) -> None:
         if there > self._there:
-            self._tries, self._retry, self._asked = 0, 0.0, now
+            self._tries, self.failed, self._retry, self._asked = 0, 0, 0.0, now
         elif there < self._there and self.size > there:
             self._asked = now
         self.size = max(there, min(self.size, most))
         self._requested = max(there, min(self._requested, most))
         self._there = there
 
-    def refused(self, problem: str, now: float) -> None:
+    def refused(self, problem: str, now: float, pause: float | None = None) -> None:
         """Notes that the place gives no more nodes for now; it is asked again after a pause, which becomes longer."""
-        pause = min(_PAUSE_S * 2**self._tries, _LONGEST_S)
+        pause = pause or min(_PAUSE_S * 2**self._tries, _LONGEST_S)
         self._tries, self._retry, self._asked = self._tries + 1, now + pause, None
-        self.size = self._there
-        self.problem = f"{problem}; asked again after {span(pause)}"
+        self.size, self._cause = self._there, problem
+        self.problem = self._refusal = f"{problem}; asked again after {span(pause)}"
+
+    def broken(self, why: str, now: float) -> bool:
+        """Notes that a machine became no node, and *why*. Returns whether nothing is tried for long now, by that."""
+        if self._counted:
+            return False  # another one of the same try
+        self.failed, self._lower, self._counted = self.failed + 1, True, True
+        if self.failed < _TRIES:
+            self.refused(why, now)
+            return False
+        text = f"{self.failed} tries in a row gave machines that became no nodes, the last one: {why}"
+        self.refused(text, now, _STOPPED_S)
+        return True
+
+    def try_again(self) -> None:
+        """Lets the place be asked at once for what the work needs: somebody has changed what nodes are made of."""
+        self._tries = self.failed = 0
+        self._retry = 0.0
+
+    def lack(self, waits: bool, most: int, now: float) -> tuple[Lack, str]:
+        """Returns why there is no node for work that *waits*, and that in a sentence; both are empty where there is."""
+        found: Lack = "most" if waits and self._there >= most else ""
+        if self.problem is not None:
+            found = "stopped" if self.failed >= _TRIES and self._retry > now else "refused"
+        elif self.size > self._there:
+            found = "starting"
+        if found != self._lack[0]:
+            self._lack = found, now
+        lasts = span(now - self._lack[1])
+        again = f"the next try is in {span(self._retry - now)}" if self._retry > now else "they are asked for again now"
+        missing = f"{self.size - self._there} of {counted(self.size, 'node')}"
+        return found, {
+            "": "",
+            "most": f"all {counted(most, 'node')} that there may be have been there and had tasks for {lasts}",
+            "starting": f"{missing} have been starting for {lasts}; one takes {span(self.boot_s)} as a rule",
+            "refused": f"no more nodes have come for {lasts}: {self._cause}; {again}",
+            "stopped": f"no more nodes have been started for {lasts}: {self._cause}; {again}, and at once after "
+            "`skyinfra keep` or a deploy that changes what nodes are made of",
+        }[found]
 
     def left(self, why: str, at: float) -> None:
         """Notes that a node ends which the head let go."""

@@ -31,6 +31,8 @@ _LONGEST = 4096
 # One request may take so long; before the second and the third one is waited.
 _ANSWER_S = 10.0
 _PAUSES_S = (1.0, 3.0)
+# With it begins what the head of an elastic fleet says that has given up to start nodes.
+STARTS_NONE = "starts no more nodes"
 # The end of `ScriptFailed`.
 _CODE = re.compile(r"ended (with exit code|by signal) (\d+)$")
 
@@ -47,9 +49,9 @@ class Webhook:
 class Notice:
     """The end of a job, or of a script that a client waited for; or that a node is sick while a job has not ended.
 
-    state: ``done``, ``failed`` or ``cancelled``; of a node, whose name is ``node NAME`` then, ``sick``,
-    ``stops``: it ends itself soon, or ``budget``: so much of it is spent. seconds: those of its last attempt. slot:
-    where that ran. exit_code: of a script, as a shell gives it. id: of a job. None: not known.
+    state: ``done``, ``failed`` or ``cancelled``; of a node, whose name is ``node NAME`` then, ``sick``, ``stops``: it
+    ends itself soon, ``size``: it starts no more nodes, or ``budget``: so much of it is spent. seconds: those of its
+    last attempt. slot: where that ran. exit_code: of a script, as a shell gives it. id: of a job. None: not known.
     """
 
     pool: str
@@ -100,8 +102,9 @@ class Notice:
 
 
 def node_notice(pool: str, node: str, text: str) -> Notice:
-    """Returns the notice of what *node* says: that it ends itself soon, or how much of a budget is spent."""
-    state = "stops" if text.startswith(("stops", "ends")) else "budget"
+    """Returns the notice of what *node* says: that it ends itself soon, that no more nodes are started, or how much of
+    a budget is spent."""
+    state = "stops" if text.startswith(("stops", "ends")) else "size" if text.startswith(STARTS_NONE) else "budget"
     return Notice(pool, f"node {node}", state, problem=text)
 
 

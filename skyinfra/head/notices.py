@@ -27,7 +27,12 @@ _MOST_JOBS = 20_000
 _AT_ONCE = 8
 # Those that are being called when the head ends may take so long.
 _END_S = 3.0
-_OF_NODES = {"sick": "that it is sick", "stops": "that it stops", "budget": "the budget"}
+_OF_NODES = {
+    "sick": "that it is sick",
+    "stops": "that it stops",
+    "size": "that it starts no more nodes",
+    "budget": "the budget",
+}
 
 Delivered = Callable[[tuple[Notification, ...]], Awaitable[None]]
 

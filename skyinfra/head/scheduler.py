@@ -160,6 +160,11 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         """Notes that *node* could not be set up."""
         self._boot_failures[node] = failure, time.monotonic()
 
+    def boot_failures(self, within_s: float = _REPLACED_S) -> dict[str, NodeFailure]:
+        """Returns why nodes could not be set up that have said so in the last seconds, by their names."""
+        since = time.monotonic() - within_s
+        return {node: failure for node, (failure, said) in self._boot_failures.items() if said > since}
+
     def leave(self, node: str, why: str, if_others: bool = False) -> bool:
         """Notes that *node* leaves, and *why*. *if_others*: only where another node has a slot in service and stays;
         False where there is none. The first of two nodes may leave."""
@@ -204,7 +209,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
             fleet.STATE_VERSION,
             dict(self._promised),
             self._draining(),
-            {node: failure for node, (failure, said) in self._boot_failures.items() if now - said < _REPLACED_S},
+            self.boot_failures(),
             out_of_service,
             self._nodes_behind(),
             self.follow_state,

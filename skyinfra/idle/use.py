@@ -19,13 +19,15 @@ class FleetUse:
     """When a fleet was used last. *busy*: whether the head has something to do now. *now*: a clock that never jumps.
 
     stops: says that and when nodes end themselves, once that is near, by their names. on_stops: gets a node and that
-    sentence when it says so first. budget: what the fleet may cost, by the name of its head; None for any amount.
-    spent: gives what it has cost, in USD. budget_stops: whether nodes end themselves once it is spent.
+    sentence when it says so first. on_keep: is called when somebody keeps the fleet. budget: what the fleet may cost,
+    by the name of its head; None for any amount. spent: gives what it has cost, in USD. budget_stops: whether nodes end
+    themselves once it is spent.
     """
 
     def __init__(self, busy: Callable[[], bool], now: Callable[[], float] = time.monotonic) -> None:
         self.stops: dict[str, str] = {}
         self.on_stops: Callable[[str, str], object] = lambda node, text: None
+        self.on_keep: Callable[[], object] = lambda: None
         self.budget: tuple[str, NodeBudget] | None = None
         self.budget_stops = True
         self.spent: Callable[[str, NodeBudget], float] = lambda head, budget: 0.0
@@ -62,6 +64,7 @@ class FleetUse:
     def keep(self, seconds: float) -> float:
         """Keeps the fleet from being idle for so many *seconds* from now on, 0 for no longer; returns them."""
         self._kept = self._now() + seconds
+        self.on_keep()
         return max(0.0, seconds)
 
     def report(

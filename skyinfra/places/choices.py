@@ -1,7 +1,8 @@
-"""The file ``skyinfra.places.json`` beside cdktf.json: which of its places a pool has, and which have refused.
+"""The file ``skyinfra.places.json`` beside cdktf.json: which of its places a pool has, and which have refused; and how
+many nodes, where that is declared as a range and changes with an apply alone.
 
 It is for version control: what is synthesized follows from the declaration and from this file alone. `skyinfra deploy`
-writes it where a place refuses; a person may, too.
+writes it where a place refuses, `skyinfra scale` for another number of nodes; a person may, too.
 """
 
 from __future__ import annotations
@@ -38,15 +39,18 @@ class Refused:
 
 @dataclass(frozen=True)
 class Choice:
-    """The place of a pool. first: that whose module is named like the pool, whatever is declared now."""
+    """The place of a pool. first: that whose module is named like the pool, whatever is declared now. nodes: how many
+    it has, of a range that is declared; None for the least."""
 
     place: str | None = None
     first: str | None = None
     refused: tuple[Refused, ...] = ()
+    nodes: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Returns what the file has of it."""
-        found = {"place": self.place, "first": self.first, "refused": [asdict(each) for each in self.refused]}
+        refused = [asdict(each) for each in self.refused]
+        found = {"place": self.place, "first": self.first, "refused": refused, "nodes": self.nodes}
         return {name: value for name, value in found.items() if value}
 
 
@@ -95,7 +99,8 @@ class Choices:
         return made
 
     def without(self, stack: str) -> None:
-        """Forgets which places the pools of *stack* had, as of a stack that is destroyed; not what has refused."""
+        """Forgets which places the pools of *stack* had, and how many nodes, as of a stack that is destroyed; not what
+        has refused."""
         choices = self
         for fleet, choice in self.fleets.items():
             if fleet.startswith(f"{stack}/"):
@@ -106,7 +111,10 @@ def _choice(given: Mapping[str, Any]) -> Choice:
     named = {name: given.get(name) for name in ("place", "first")}
     if any(not isinstance(value, str | None) for value in named.values()):
         raise TypeError("place and first are texts")
-    return Choice(**named, refused=tuple(Refused(**each) for each in given.get("refused", ())))
+    nodes = given.get("nodes")
+    if isinstance(nodes, bool) or not isinstance(nodes, int | None):
+        raise TypeError("nodes is a whole number")
+    return Choice(**named, refused=tuple(Refused(**each) for each in given.get("refused", ())), nodes=nodes)
 
 
 def _wrong(file: Path, why: str) -> InvalidField:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, field
+from typing import Literal
 
 from skyinfra import mig
 from skyinfra.errors import InvalidManifest, InvalidNodeConfig, counted
@@ -102,12 +103,17 @@ class FollowState:
         return each * sum(count for name, count in self.gpus.items() if node in (None, name))
 
 
+# Nodes start; the place gives none; all are there that there may be; or machines become no nodes, again and again.
+Lack = Literal["", "starting", "refused", "most", "stopped"]
+
+
 @dataclass(frozen=True)
 class SizeState(_schema.Document, error=InvalidManifest, source="head"):
     """The number of nodes of a fleet that follows the work.
 
     least, most: as declared. nodes: how many are there. wanted: how many the head has asked for. since: when it asked
     for that number (seconds since 1970), and why. problem: why they do not come, or None. slots: of a node that comes.
+    lack: why there is no node for work that waits, and said: the same in a sentence, for who waits.
     """
 
     least: int
@@ -118,6 +124,8 @@ class SizeState(_schema.Document, error=InvalidManifest, source="head"):
     why: str
     problem: str | None = None
     slots: tuple[InstanceInfo, ...] = ()
+    lack: Lack = field(default="", metadata={"later": True})
+    said: str = field(default="", metadata={"later": True})
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,9 @@ class Request:
     accelerators: in order of preference; empty for CPU nodes. vcpus, memory_gb, disk_gb: minima of one node, None where
     nothing is asked. max_hourly_cost: USD per hour and node. python, runner, apt: what the image needs beyond Python
     packages. labels: of everything that is made. rdma: whether the nodes reach each other's memory. elastic:
-    whether the number of nodes follows the work, *nodes* at most. volumes: by the paths where nodes mount them.
-    replace_sick: whether nodes are to be replaced that are sick.
+    whether the number of nodes follows the work, *nodes* at most. most: of the nodes that later applies may ask for, 0
+    where there are always as many. volumes: by the paths where nodes mount them. replace_sick: whether nodes are to be
+    replaced that are sick.
     """
 
     accelerators: tuple[Accelerator, ...]
@@ -40,6 +41,7 @@ class Request:
     labels: Mapping[str, str] = field(default_factory=dict)
     rdma: bool = False
     elastic: bool = False
+    most: int = 0
     volumes: Mapping[str, Declaration] = field(default_factory=dict)
     replace_sick: bool = False
 

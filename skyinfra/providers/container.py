@@ -79,12 +79,18 @@ class Container(Provider):
             inputs={
                 "scheduler_port": port,
                 "wait_seconds": self.wait_seconds,
-                "gpus": ([self.gpus] if isinstance(self.gpus, str) else list(self.gpus)) if accelerator else [],
+                "gpus": self._given(accelerator, request.nodes),
                 **{name: value for name, value in own.items() if value is not None},
             },
             project_paths={"root": ".skyinfra"},
             price_note="another machine of yours" if (self.host or "").startswith("ssh:") else "this machine",
         )
+
+    def _given(self, accelerator: Accelerator | None, nodes: int) -> list[str]:
+        """Returns the GPUs of so many *nodes*, each with *accelerator*: of those for more nodes the first ones."""
+        if accelerator is None:
+            return []
+        return [self.gpus] if isinstance(self.gpus, str) else list(self.gpus)[: (accelerator.count or 1) * nodes]
 
     def _accelerator(self, request: Request) -> Accelerator | None:
         """Returns the declared accelerator, as many as a node gets. Raises `NotSupported`, `InvalidField`."""
@@ -115,9 +121,9 @@ class Container(Provider):
                 given=str(first),
                 hint="Declare sky.Local() on the host. MIG devices are named: sky.Container(gpus=[...]).",
             )
-        if request.nodes > 1:
+        if (most := request.most or request.nodes) > 1:
             raise InvalidField(
-                f"{request.nodes} nodes would share the GPUs of one host",
+                f"{most} nodes would share the GPUs of one host",
                 field="provider.gpus",
                 given="all",
                 hint="Name those of each node, in order, such as gpus=[...] as `nvidia-smi -L` lists them.",
@@ -135,11 +141,12 @@ def _named(first: Accelerator, given: tuple[str, ...], request: Request) -> Acce
             given=str(first),
             hint='For MIG devices: accelerator=sky.accelerators.Custom("H100-3g.40gb", memory="40GB").',
         )
-    count = first.count or max(1, len(given) // request.nodes)
-    if len(set(given)) != count * request.nodes or len(given) != count * request.nodes or (parted and count != 1):
+    nodes = request.most or request.nodes
+    count = first.count or max(1, len(given) // nodes)
+    if len(set(given)) != count * nodes or len(given) != count * nodes or (parted and count != 1):
         each = "one MIG device" if parted else f"{count} GPUs"
         raise InvalidField(
-            f"{request.nodes} nodes with {each} each need {(1 if parted else count) * request.nodes}, none twice",
+            f"{nodes} nodes with {each} each need {(1 if parted else count) * nodes}, none twice",
             field="provider.gpus",
             given=", ".join(given),
             hint="Name as many, or declare another number of nodes or accelerators.",

@@ -318,7 +318,9 @@ def _compiled_with_ids(scope: Any, deployment: Deployment) -> Deployment:
     pool = deployment.pool
     volumes = {path: _with_id(scope, pool, path) for path in pool.volumes}
     made = compile_pool(pool.model_copy(update={"volumes": volumes}), deployment.stack)
-    return replace(made, module=deployment.module, place=deployment.place, places=deployment.places)
+    return replace(
+        made, module=deployment.module, place=deployment.place, places=deployment.places, scale=deployment.scale
+    )
 
 
 def _with_id(scope: Any, pool: ComputePool, path: str) -> Volume:

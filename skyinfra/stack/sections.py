@@ -142,6 +142,7 @@ def describe(deployment: Deployment) -> dict[str, Any]:
         "region": getattr(pool.provider, "region", None),
         "nodes": pool.most_nodes,
         **({"min_nodes": pool.range.min} if pool.range is not None else {}),
+        **({"scale": [deployment.scale.min, deployment.scale.max]} if deployment.scale is not None else {}),
         "vcpus": pool.vcpus,
         "memory_gb": pool.memory_gb,
         "machine_types": list(selection.machine_types),

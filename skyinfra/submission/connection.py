@@ -38,6 +38,7 @@ from skyinfra.protocol.fleet import STATE_VERSION, FleetState, NodeFailure, Size
 from skyinfra.protocol.instance import SICK_KEY, STARTUP_KEY, InstanceInfo
 from skyinfra.protocol.manifest import Manifest
 from skyinfra.protocol.rpc import Peer
+from skyinfra.submission.lacks import Lacks
 from skyinfra.submission.snapshot import Snapshot
 
 T = TypeVar("T")
@@ -83,11 +84,15 @@ class Limits:
 
 
 class Asker:
-    """Asks the head of the fleet of *manifest*, and the nodes by way of it. Answers are read as data."""
+    """Asks the head of the fleet of *manifest*, and the nodes by way of it. Answers are read as data.
+
+    lacks: tells who waits here for nodes that are missing.
+    """
 
     def __init__(self, manifest: Manifest, limits: Limits) -> None:
         self.manifest = manifest
         self.patience = limits.patience
+        self.lacks = Lacks(manifest.fleet)
         self._timeout = limits.timeout
         self._waits = limits.closed
         self._any_version = limits.any_version

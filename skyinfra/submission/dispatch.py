@@ -295,6 +295,7 @@ class Dispatcher:
                 await self.saw(now)
                 self._look_for_slots(now)
                 await self._look_for_overtime()
+                await self._look_for_nodes(now)
                 self._look_for_stalled()
                 if self._held:
                     await self._look_inside(now)
@@ -357,6 +358,16 @@ class Dispatcher:
                 late = overdue(name, waiting.timeout, seconds) if waiting is not None else None
                 if waiting is not None and late is not None:
                     self._wake(waiting, late)
+
+    async def _look_for_nodes(self, now: Snapshot) -> None:
+        """Says why nodes are missing where their number follows the work, and no task runs of those that wait here."""
+        if now.state is None or now.state.size is None or not now.state.size.lack or not self._waiting:
+            return
+        sent = tuple(each.key or own for own, each in self._waiting.items())
+        with contextlib.suppress(OSError):
+            running = itertools.chain(*(await self.connection.running()).values())
+            if not any(key.startswith(sent) for key, _, _ in running):
+                self.connection.lacks.tell(now.state)
 
     def _look_for_stalled(self) -> None:
         """Ends the waiting for slots which generators hold whose items nobody takes."""

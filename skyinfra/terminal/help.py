@@ -9,7 +9,7 @@ from skyinfra.console import colours, console
 
 # Groups of commands; those of a subgroup, such as "mig show", stand in the order of the table.
 GROUPS: dict[str, tuple[str, ...]] = {
-    "Start": ("init", "synth", "plan", "deploy", "upgrade", "move", "keep", "destroy", "completion"),
+    "Start": ("init", "synth", "plan", "deploy", "scale", "upgrade", "move", "keep", "destroy", "completion"),
     "Run": ("run", "jobs", "put", "get", "exec", "ssh", "port-forward", "open"),
     "Look": ("status", "cost", "top", "logs", "doctor", "dashboard", "manifest"),
     "Plan": ("recommend", "offers", "mig", "preflight", "iam", "render"),
@@ -21,6 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "synth": ("stacks", "Compile the declared stacks to Terraform in cdktf.out"),
     "plan": ("stacks", "Show what a deploy would change, and what the stack costs"),
     "deploy": ("stacks", "Create or change what is declared, and wait for the nodes"),
+    "scale": ("upgrade", "Change the number of nodes of a pool within its declared range, by a deploy of its stack"),
     "upgrade": ("upgrade", "Bring the runner of a fleet to this version of skyinfra"),
     "move": ("upgrade", "Move a pool with its nodes to another stack, or all pools of a stack to its new name"),
     "keep": ("nodes", "Keep a fleet from being idle for a time from now on"),
@@ -93,6 +94,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     "synth": ("skyinfra synth", "skyinfra -C my-project synth --json"),
     "plan": ("skyinfra plan", "skyinfra plan my-stack --detailed-exitcode"),
     "deploy": ("skyinfra deploy", "skyinfra deploy my-stack --auto-approve --json"),
+    "scale": ("skyinfra scale my-stack/pool 4", "skyinfra scale my-stack/pool 1 --auto-approve"),
     "upgrade": ("skyinfra upgrade my-stack/pool", "skyinfra upgrade my-stack/pool --drain 60 --auto-approve"),
     "move": ("skyinfra move old-name new-name", "skyinfra move research/train production"),
     "keep": ("skyinfra keep my-stack/pool 2h", "skyinfra keep my-stack/pool 0"),

@@ -189,8 +189,10 @@ def known(value: int | None) -> str:
     return "unknown" if value is None else str(value)
 
 
-def node_range(least: int | None, nodes: int) -> str:
-    """Returns a number of nodes, or how many there may be: ``0 to 8``."""
+def node_range(least: int | None, nodes: int, scale: Sequence[int] | None = None) -> str:
+    """Returns a number of nodes, or how many there may be: ``0 to 8``; for a *scale*, ``2 (of 1 to 8)``."""
+    if scale is not None:
+        return f"{nodes} (of {scale[0]} to {scale[1]})"
     return str(nodes) if least is None else f"{least} to {nodes}"
 
 

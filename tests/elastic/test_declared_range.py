@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from terraform_projects.synthesized import document_of
 
 import skyinfra as sky
-from skyinfra.compiler import compile_pool
+from skyinfra.compiler import Deployment, compile_pool, compile_pools
 from skyinfra.errors import InvalidField, NotSupported, SkyinfraError
+from skyinfra.places.choices import Choice
 from skyinfra.providers import kinds, read
 from skyinfra.stack import describe, module_inputs
 
@@ -71,6 +74,69 @@ def test_other_places_refuse_and_name_those_that_can() -> None:
         pool = sky.ComputePool(provider=provider, nodes=sky.Range(0, 4))
         with pytest.raises(NotSupported, match=r"(?s)nodes: .*with an apply alone.*sky\.AWS, sky\.Local\."):
             compile_pool(pool, "demo")
+
+
+def made(nodes: sky.Range, chosen: int | None = None, **more: Any) -> Deployment:
+    pool = sky.ComputePool(name="p", provider=sky.Container(image="python:3.12"), nodes=nodes, **more)
+    [found] = compile_pools([pool], "s", {"s/p": Choice(nodes=chosen)})
+    return found
+
+
+def test_elsewhere_the_number_is_that_of_the_file_and_the_least_without_one() -> None:
+    declared = sky.Range(1, 4)
+    for chosen, count in ((None, 1), (1, 1), (3, 3), (4, 4)):
+        found = made(declared, chosen)
+        assert module_inputs(found, "..")["node_count"] == describe(found)["nodes"] == count
+        assert describe(found)["scale"] == [1, 4] and "min_nodes" not in describe(found)
+        assert not found.head.max_nodes and not found.head.scheduler_only and not found.worker.node_idle_seconds
+    # Another most, or a fixed number of the same, is the same fleet.
+    fixed = compile_pool(sky.ComputePool(name="p", provider=sky.Container(image="python:3.12"), nodes=3), "s")
+    for other in (made(declared, 3), made(sky.Range(2, 9), 3)):
+        assert module_inputs(other, "..") == module_inputs(fixed, "..")
+
+
+@pytest.mark.parametrize("chosen", [0, 5, -1])
+def test_a_number_outside_of_the_range_is_named_with_its_file(chosen: int) -> None:
+    with pytest.raises(
+        InvalidField, match=r"(?s)skyinfra\.places\.json .*Range\(1, 4\).*skyinfra scale s/p N, from 1 to 4"
+    ):
+        made(sky.Range(1, 4), chosen)
+
+
+def test_a_number_that_makes_all_nodes_anew_is_refused() -> None:
+    def declare(nodes: sky.Range, **more: Any) -> Deployment:
+        return compile_pool(
+            sky.ComputePool(provider=sky.GCP(project="p"), accelerator="A100-40GB:8", nodes=nodes, **more), "s"
+        )
+
+    with pytest.raises(InvalidField, match=r"(?s)several are a group.*sky\.Range\(2, 4\)"):
+        declare(sky.Range(1, 4), spot=True)
+    assert declare(sky.Range(1, 4)).scale == sky.Range(1, 4)
+    assert declare(sky.Range(2, 4), spot=True).selection.separate_head
+
+
+def test_containers_share_the_gpus_of_the_most_so_that_each_keeps_its_own() -> None:
+    def gpus(chosen: int) -> list[str]:
+        provider = sky.Container(image="python:3.12", gpus=["0", "1", "2", "3"])
+        pool = sky.ComputePool(name="p", provider=provider, accelerator="H100:2", nodes=sky.Range(1, 2))
+        [found] = compile_pools([pool], "s", {"s/p": Choice(nodes=chosen)})
+        return list(module_inputs(found, "..")["gpus"])
+
+    assert (gpus(1), gpus(2)) == (["0", "1"], ["0", "1", "2", "3"])
+    with pytest.raises(InvalidField, match="2 nodes would share the GPUs"):
+        made(sky.Range(1, 2), accelerator="H100")
+
+
+def test_nodes_that_cannot_follow_the_work_have_no_idle_time() -> None:
+    with pytest.raises(NotSupported, match=r"(?s)idle_seconds: .*with an apply alone.*skyinfra scale s/p N"):
+        made(sky.Range(1, 4), idle_seconds=600)
+
+
+def test_a_number_of_the_file_says_nothing_to_a_pool_that_follows_the_work_or_is_fixed() -> None:
+    for nodes in (sky.Range(0, 4), 2):
+        pool = sky.ComputePool(name="p", provider=sky.Local(), nodes=nodes)
+        [found] = compile_pools([pool], "s", {"s/p": Choice(nodes=3)})
+        assert found.scale is None and found.pool.nodes == nodes
 
 
 def test_each_place_that_can_has_a_source() -> None:

@@ -73,7 +73,11 @@ def test_no_number_leads_beyond_what_is_declared(head: Head) -> None:
     head.tag(f"{GROUP} 2 4")
     head.runner.ask(0)
     head.watch()
-    assert head.sizes[-1] == 2 and head.runner.bounds() == (2, 4)
+    # The head holds the least: a group whose machines become no nodes is to replace none of them.
+    assert head.sizes[-1] == 0 and head.runner.bounds() == (2, 4)
+    head.runner.ask(9)
+    head.watch()
+    assert head.sizes[-1] == 4
 
 
 def test_a_role_without_the_permission_is_said(head: Head) -> None:

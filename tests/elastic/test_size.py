@@ -14,7 +14,9 @@ from distributed.core import Status
 
 from skyinfra.elastic import size
 from skyinfra.elastic.size import FleetSize
+from skyinfra.idle.use import FleetUse
 from skyinfra.node.folder import NodeDirectory
+from skyinfra.protocol.fleet import NodeFailure
 from skyinfra.protocol.nodeconfig import NodeConfig
 
 
@@ -25,6 +27,18 @@ class Place:
     asked: list[int] = field(default_factory=list)
     boot_s: float = 0.0
     patience_s: float = 100.0
+    made: str = "of this"
+    failed: list[str] = field(default_factory=list)
+
+    def broken(self) -> list[str]:
+        found, self.failed = self.failed, []
+        return found
+
+    def made_of(self) -> str:
+        return self.made
+
+    def where(self) -> str:
+        return ""
 
     def bounds(self) -> None:
         return None
@@ -52,6 +66,11 @@ class World:
         self.scheduler: Any = SimpleNamespace(
             workers={}, unrunnable=[], queued=[], leased=set(), gangs={}, handlers={}, size_state=None
         )
+        self.failures: dict[str, NodeFailure] = {}
+        self.told: list[tuple[str, str]] = []
+        self.scheduler.boot_failures = lambda within_s: dict(self.failures)
+        self.scheduler.use = FleetUse(lambda: False)
+        self.scheduler.use.on_stops = lambda node, text: self.told.append((node, text))
         self.place, self.now = Place(), 1000.0
         self.jobs: dict[str, dict[str, float]] = {}
         patch.setattr(size, "group_of", lambda *_: self.place)
@@ -281,3 +300,46 @@ def test_two_heads_for_a_moment_let_no_node_go_twice(world: World) -> None:
     world.start()
     world.look()
     assert world.head.retire("b", False) and not world.head.retire("a", False)
+
+
+def fail(world: World, *nodes: str) -> None:
+    """Machines say that they could not be set up."""
+    world.failures = {node: NodeFailure("packages", "404") for node in nodes}
+
+
+def test_machines_that_become_no_nodes_are_counted_and_the_webhooks_of_jobs_are_told_once(world: World) -> None:
+    world.waits("t1", "t2")
+    for number in range(3):
+        for _ in range(500):
+            world.look()
+            if world.place.asked and world.place.asked[-1]:
+                break
+        world.place.asked.clear()
+        fail(world, *(f"p-{number}-{each}" for each in range(2)))
+        world.look()
+        world.look()
+    [(node, text)] = world.told
+    assert node == "p-0" and text.startswith("starts no more nodes: 3 tries in a row") and "step packages: 404" in text
+    state = world.scheduler.size_state
+    assert state.lack == "stopped" and "404" in state.problem and "404" in state.said
+    # `skyinfra keep` says that somebody is there, and another image is another chance.
+    world.scheduler.use.keep(60.0)
+    world.look()
+    assert world.place.asked[-1] == 2
+    fail(world, "p-9")
+    world.look()
+    assert world.place.asked[-1] == 0
+    world.place.made = "of something else"
+    world.look()
+    assert world.place.asked[-1] == 2
+
+
+def test_a_node_that_served_and_fails_later_is_no_broken_machine(world: World) -> None:
+    world.node("a")
+    world.look()
+    del world.scheduler.workers["a"]
+    fail(world, "a")
+    world.waits("t1")
+    for _ in range(5):
+        world.look()
+    assert world.head._sizing.failed == 0 and world.scheduler.size_state.lack == "starting"

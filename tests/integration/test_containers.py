@@ -37,7 +37,7 @@ MODULE = ROOT / "modules" / "container"
 
 
 def declare(
-    folder: Path, *, nodes: int = 2, image: str = NODE, provider: str = "", declared: str = "", pool: str = ""
+    folder: Path, *, nodes: int | str = 2, image: str = NODE, provider: str = "", declared: str = "", pool: str = ""
 ) -> Path:
     here = folder / "project"
     here.mkdir(exist_ok=True)
@@ -330,3 +330,22 @@ def test_the_example_with_a_prepared_image(tmp_path: Path, clean: Engine) -> Non
     finally:
         with applied.planned(lambda event: None, destroy=True) as plan:
             applied.apply_plan(plan, lambda event: None)
+
+
+@pytest.mark.slow
+def test_another_number_of_containers_is_an_apply_and_every_plan_is_empty(tmp_path: Path, clean: Engine) -> None:
+    here = declare(tmp_path, nodes="sky.Range(1, 3)")
+    deploy(here)
+    try:
+        head = made(clean)
+        assert set(head) == {"0"} and deploy(here) == set()
+        for count in (3, 1):
+            skyinfra(here, "scale", "here/cpu", str(count), "--auto-approve")
+            existing = made(clean)
+            assert len(existing) == count and existing["0"] == head["0"]
+            assert "no changes" in skyinfra(here, "plan").stdout and deploy(here) == set()
+            with open_pool(Project.find(here).stack("here").fleet("cpu")) as pool:
+                assert len({node for node, _ in sky.compute(where)() @ pool}) == count
+    finally:
+        skyinfra(here, "destroy", "--auto-approve")
+    assert not (here / "skyinfra.places.json").exists()

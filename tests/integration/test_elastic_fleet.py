@@ -117,6 +117,24 @@ def test_it_grows_to_the_most_and_goes_back_to_nothing_and_every_plan_is_empty(p
     assert 1 <= len(nodes(project)) <= 2
 
 
+def test_a_client_is_told_why_it_waits_and_a_mended_configuration_is_tried_at_once(project: Path) -> None:
+    skyinfra(project, "deploy", "--auto-approve")
+    template = project / ".skyinfra/demo/cpu/group.json"
+    whole = template.read_text()
+    template.write_text(whole.replace('"head":', '"had":', 1))
+    said = project / "said"
+    with said.open("w") as stderr:
+        queue = subprocess.Popen(
+            [sys.executable, "crowd.py", str(project)], cwd=project, env=environment(), stderr=stderr
+        )
+    until(lambda: "demo/cpu: work waits: no more nodes have come" in said.read_text(), seconds=120)
+    assert re.search(r"node cpu-group-\d did not start: .*had.*; the next try is in \d", said.read_text())
+    assert "did not start" in size(project)["problem"] and size(project)["wanted"] == 0
+    # A deploy that changes what nodes are made of writes it anew; the pause would be longer than this.
+    template.write_text(whole)
+    assert queue.wait(timeout=300) == 0 and ran(project) == list(range(24))
+
+
 def test_no_task_is_lost_where_head_and_node_are_killed_while_it_grows(project: Path) -> None:
     skyinfra(project, "deploy", "--auto-approve")
     queue = started(project, "crowd.py", str(project))

@@ -183,7 +183,7 @@ ASKING: dict[str, list[str]] = {
     "jobs result": [FLEET, "train"],
 }
 ALONE = {
-    *("init", "synth", "plan", "deploy", "destroy", "move", "completion", "recommend", "offers"),
+    *("init", "synth", "plan", "deploy", "scale", "destroy", "move", "completion", "recommend", "offers"),
     *("preflight", "iam", "render", "run", "open jupyter", "dashboard"),
     *("mig show", "mig check", "mig pack", "mig profiles", "mig layouts", "mig gallery", "mig export", "mig import"),
 }

@@ -17,7 +17,8 @@ from skyinfra.engine import settings
 from skyinfra.engine.credentials import Credentials
 from skyinfra.head.blobs import HeadBlobs
 from skyinfra.head.scheduler import FleetScheduler
-from skyinfra.protocol.fleet import FleetLayout
+from skyinfra.protocol import rpc
+from skyinfra.protocol.fleet import FleetLayout, SizeState
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.runner import slots
 from skyinfra.worker import process
@@ -41,6 +42,10 @@ class OtherScheduler(FleetScheduler):
             "spans": len(self.extensions["spans"].spans),
             "sent": sum(len(stream.recent_message_log) for stream in streams),
         }
+
+    def sized(self, size):
+        """Gives the fleet a number of nodes that follows the work; the call ``test_size``."""
+        self.size_state = SizeState.read(rpc.lists(size))
 
     def versions(self):
         found = super().versions()
@@ -110,6 +115,7 @@ async def serve(config: dict) -> None:
     scheduler.handlers["test_kept"] = scheduler.kept
     scheduler.handlers["test_secrets"] = lambda: sum(map(len, scheduler._secrets._values.values()))
     scheduler.handlers["test_forget_secrets"] = lambda: scheduler._secrets._values.clear()
+    scheduler.handlers["test_size"] = scheduler.sized
     scheduler.declared_secrets = config.get("secrets", {})
     nannies = [
         start_nanny(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,9 @@ from booted_nodes.machine import Machine
 from terraform_projects.commands import until
 
 import skyinfra as sky
+from skyinfra.bootstrap import user_data
+from skyinfra.bootstrap.files import written
+from skyinfra.compiler import compile_pool
 
 # The fixture that all share is made once: the tests run in one process.
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("booted-first")]
@@ -62,6 +66,26 @@ def test_a_client_is_told_which_step_of_the_head_failed(bed: Bed, fleet: MakeFle
     made.wait(made.head)
     with made.connect() as pool:
         assert len(pool.slots()) == 4
+
+
+def test_a_machine_of_an_elastic_pool_that_cannot_be_set_up_ends(bed: Bed, fleet: MakeFleet) -> None:
+    made = fleet(bed.declare(2))
+    head, worker = made.nodes
+    without_runner(made, worker)
+    # Bounds need a group, which the bed has not: this is the unit of such a worker, in which no time has to pass: it
+    # ends after the first failure.
+    elastic = written(user_data(compile_pool(bed.declare(1).model_copy(update={"nodes": sky.Range(0, 2)}), "s")).worker)
+    [line] = re.findall("ExecStopPost=.*", elastic["/etc/systemd/system/skyinfra-boot.service"])
+    text = gzip.decompress(worker.metadata.user_data).decode()
+    line = line.replace("-lt 1800", "-lt 1")
+    text, count = re.subn(r"(?<=\\n)(?=TimeoutStartSec=infinity)", lambda _: json.dumps(f"{line}\n")[1:-1], text)
+    assert count == 1
+    worker.metadata.user_data = gzip.compress(text.encode())
+    made.boot(ready=False)
+    made.wait(head)
+    with made.connect() as pool:
+        until(lambda: worker.off, seconds=300)
+        assert {slot.node for slot in pool.slots()} == {head.name}
 
 
 def test_a_power_cut_while_files_are_written_is_made_good(fleet: MakeFleet) -> None:
