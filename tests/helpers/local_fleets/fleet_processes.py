@@ -36,19 +36,23 @@ class FleetProcess:
         os.close(their_output)
         pid, known, _, _ = socket.recv_fds(line, 64, 1)
         self.pid = int(pid)
-        self._known = known[0]
+        self._known: int | None = known[0]
 
     def wait(self, seconds: float | None = None) -> None:
         """Waits until it has ended."""
+        if self._known is None:
+            return
         if not select.select([self._known], [], [], seconds)[0]:
             raise subprocess.TimeoutExpired("a fleet", seconds or 0)
 
     def close(self) -> None:
-        """Closes what belongs to it here."""
+        """Closes what belongs to it here, once; it has ended."""
         for each in (self.stdin, self.stdout):
             with contextlib.suppress(BrokenPipeError):
                 each.close()
-        os.close(self._known)
+        if self._known is not None:
+            os.close(self._known)
+            self._known = None
 
 
 def _forks(env: dict[str, str]) -> socket.socket:
