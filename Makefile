@@ -19,10 +19,10 @@ quickstart: $(VENV)/.quickstart
 	PATH="$(BIN):$$PATH" sh stacks/quickstart/quickstart.sh
 
 # The linters run beside the tests.
-test: $(VENV)/.dev $(NPM)/node_modules/.installed debian torch
+test: $(VENV)/.compiled $(NPM)/node_modules/.installed debian torch
 	$(MAKE) lint pytest
 
-test-all: $(VENV)/.dev $(NPM)/node_modules/.installed debian torch jax dask docs-tools browser
+test-all: $(VENV)/.compiled $(NPM)/node_modules/.installed debian torch jax dask docs-tools browser
 	$(MAKE) lint pytest-all
 	$(MAKE) test-unpinned
 
@@ -128,6 +128,11 @@ $(VENV)/.quickstart: pyproject.toml constraints.txt tools/venv.sh
 
 $(VENV)/.dev: pyproject.toml constraints.txt tools/venv.sh
 	sh tools/venv.sh $(VENV) cdktf,cdktn,toolchain,dev
+	touch $@
+
+# On a new machine each process of xdist would compile all tests, and what they import, at the same time.
+$(VENV)/.compiled: $(VENV)/.dev
+	@PATH="$(BIN):$$PATH" $(BIN)/python -m pytest -q --collect-only >/dev/null || true
 	touch $@
 
 # Without npm the tests that need these programs say so: they fail under CI and are skipped elsewhere.

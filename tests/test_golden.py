@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -238,10 +239,19 @@ def without_code(text: str) -> str:
     return re.sub(script, r"\1PROGRAM", text, flags=re.DOTALL)
 
 
+@pytest.fixture(scope="module")
+def synthesized(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of one program that declares all the stacks: a Node and the imports take longer than a stack."""
+    folder = tmp_path_factory.mktemp("golden")
+    declared = (textwrap.dedent(each).replace("app.synth()\n", "") for each in STACKS.values())
+    synth(folder, "".join([*declared, "app.synth()\n"]))
+    return folder
+
+
+@pytest.mark.xdist_group("golden")
 @pytest.mark.parametrize("name", STACKS)
-def test_synthesized_stacks(name: str, tmp_path: Path) -> None:
-    synth(tmp_path, STACKS[name])
-    document = read(tmp_path, name)
+def test_synthesized_stacks(name: str, synthesized: Path) -> None:
+    document = read(synthesized, name)
     for module in document["module"].values():
         # Before the name of the module stands a hash of the files.
         module["source"] = re.sub(r"(?<=^\./assets/modules/)\w+(?=/\w+$)", "HASH", module["source"])
@@ -253,7 +263,7 @@ def test_synthesized_stacks(name: str, tmp_path: Path) -> None:
             module["versions"] = "VERSIONS"
         for key in ("user_data_head", "user_data_worker"):
             if file_of(module[key]):
-                module[key] = without_code(literal(carried(tmp_path, name, module[key])))
+                module[key] = without_code(literal(carried(synthesized, name, module[key])))
         # The revision is kept as it is: where it changes, the fleets of the version before are replaced.
     compare(GOLDEN / f"{name}.tf.json", json.dumps(document, indent=2) + "\n")
 

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tasks_on_nodes.gangs import fail_as, say_rank, stop
 
 import skyinfra as sky
 from skyinfra.client import AsyncPool, connect_async, open_pool
@@ -203,22 +204,6 @@ def test_another_pool_cannot_stand_behind_the_operators(fleet):
         Task(os.getpid) >> object()  # type: ignore[operator]
 
 
-def rank(word: str) -> int:
-    print(word, flush=True)
-    return sky.gang().rank
-
-
-def stop(folder: str) -> None:
-    Path(folder, str(sky.gang().rank)).touch()
-    time.sleep(600)
-
-
-def fail_as(number: int) -> None:
-    if sky.gang().rank == number:
-        raise LookupError("not here")
-    time.sleep(600)
-
-
 def test_a_gang_is_awaited_and_the_loop_goes_on(fleet):
     async def main() -> None:
         lines: list[tuple[int, str, str]] = []
@@ -237,7 +222,7 @@ def test_a_gang_is_awaited_and_the_loop_goes_on(fleet):
                 asyncio.get_running_loop()
                 lines.append(line)
 
-            found = await pool.launch(rank, "hello", nodes=2, per_node=1, framework="none", on_line=on_line)
+            found = await pool.launch(say_rank, "hello", nodes=2, per_node=1, framework="none", on_line=on_line)
             assert found == [0, 1]
             with pytest.raises(LookupError, match="not here"):
                 await pool.launch(fail_as, 1, framework="none")

@@ -10,11 +10,20 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tasks_on_nodes.gangs import environment, none
+from tasks_on_nodes.gangs import (
+    break_off,
+    environment,
+    hold,
+    kill_own_process,
+    lean_on_rank_0,
+    none,
+    place,
+    report,
+    wait_for,
+)
 
 import skyinfra as sky
 from skyinfra.client import open_pool
@@ -22,21 +31,6 @@ from skyinfra.submission.watching import Watcher
 from skyinfra.tasks import Task
 
 ROOT = Path(sky.__file__).parents[1]
-
-
-def place() -> tuple[int, str, str]:
-    return sky.gang().rank, sky.instance_info().slot, os.environ["CUDA_VISIBLE_DEVICES"]
-
-
-def wait_for(path: str) -> None:
-    while not Path(path).exists():
-        time.sleep(0.01)
-
-
-def hold(folder: str, name: str) -> None:
-    """Says that it runs, and runs until it may end."""
-    Path(folder, f"{name}.{sky.gang().rank}").write_text(str(os.getpid()))
-    wait_for(f"{folder}/{name}.end")
 
 
 def ended(pid: int) -> bool:
@@ -172,11 +166,6 @@ def test_what_ranks_print_is_shown_where_nobody_takes_their_lines(fleet):
     assert sorted(seen) == [("n0/0", "hello"), ("n1/0", "hello")]
 
 
-def report(gate: str) -> None:
-    sky.progress(sky.gang().rank + 1, 100, "loss 0.3")
-    wait_for(gate)
-
-
 REPORT = """
 import sys, time
 from pathlib import Path
@@ -283,33 +272,6 @@ def test_a_gang_uses_what_is_selected(pool):
 
 
 # Failures -----------------------------------------------------------------------------------------------------------
-
-
-def lean_on_rank_0(path: str, end: Callable[[], object]) -> None:
-    """Rank 1 ends as *end* does; what the others do fails because of that."""
-    gang = sky.gang()
-    Path(path, str(gang.rank)).write_text(str(os.getpid()))
-    if gang.rank == 1:
-        with socket.create_server((gang.master_address, 0)) as server:
-            Path(path, "new").write_text(str(server.getsockname()[1]))
-            Path(path, "new").rename(Path(path, "port"))
-            kept = [server.accept()[0] for _ in range(gang.world_size - 1)]
-            end()
-            time.sleep(600)
-            del kept
-    while not Path(path, "port").exists():
-        time.sleep(0.01)
-    with socket.create_connection((gang.master_address, int(Path(path, "port").read_text()))) as connection:
-        if connection.recv(1) == b"":
-            raise ConnectionResetError("rank 1 is gone")
-
-
-def break_off() -> None:
-    raise ZeroDivisionError("the cause")
-
-
-def kill_own_process() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def all_ended(folder: Path) -> bool:

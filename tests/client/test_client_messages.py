@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tasks_on_nodes.gangs import surroundings
 
 import skyinfra as sky
 from skyinfra.client import open_questions
@@ -145,10 +146,6 @@ def test_a_result_is_waited_for_by_a_number(pool: Any) -> None:
 
 
 # Surroundings -------------------------------------------------------------------------------------------------------
-
-
-def surroundings() -> tuple[str | None, str | None, list[str], str]:
-    return os.environ.get("A"), os.environ.get("B"), sorted(os.listdir()), os.getcwd()  # noqa: PTH109, PTH208
 
 
 def write(name: str) -> list[str]:

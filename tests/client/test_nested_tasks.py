@@ -36,7 +36,7 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Manifest]:
         head.boot()
         yield manifest_of(head)
     finally:
-        head.run("stop", "--timeout", "10")
+        head.stop()
 
 
 @pytest.fixture(scope="module")

@@ -54,7 +54,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         manifest.write_text(json.dumps(manifest_of(head).to_json()))
         yield head, str(manifest)
     finally:
-        head.run("stop", "--timeout", "10")
+        head.stop()
 
 
 @pytest.fixture

@@ -52,7 +52,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         yield head, nodes[1], str(manifest)
     finally:
         for node in reversed(nodes):
-            node.run("stop", "--timeout", "10")
+            node.stop()
 
 
 def command(*arguments: str) -> Any:

@@ -33,7 +33,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningNod
         yield made[0], made[1]
     finally:
         for node in made:
-            node.run("stop", "--timeout", "10")
+            node.stop()
 
 
 def test_files_and_folders_go_to_every_node_and_come_back(nodes, tmp_path):

@@ -14,10 +14,12 @@ import os
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
-from front_ends.on_terminal import on_terminal, plain
+from front_ends import on_terminal as terminals
+from front_ends.on_terminal import plain
 from rich.text import Text
 from support import python_path
 
@@ -29,6 +31,12 @@ ESCAPE = "\x1b"
 VARIABLES = ("NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "COLORTERM", "TERM")
 
 
+# What several tests ask for in the same way is run once.
+pytestmark = pytest.mark.xdist_group("colours")
+on_terminal = cache(terminals.on_terminal)
+
+
+@cache
 def piped(*arguments: str, **environment: str) -> str:
     kept = {name: value for name, value in os.environ.items() if name not in VARIABLES}
     command = [sys.executable, "-m", "skyinfra.cli", *arguments]

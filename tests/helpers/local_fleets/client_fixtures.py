@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 from support import python_path
 
 import skyinfra
+from local_fleets.fleet_processes import FleetProcess
 from skyinfra.client import Pool, open_pool
 from skyinfra.protocol.manifest import Endpoint, Manifest, ManifestNode, ManifestSlot
 from skyinfra.worker import preload
@@ -32,15 +32,8 @@ class Fleet:
     def __init__(self, root: Path, *, nodes: tuple[str, ...] = ("n0", "n1"), slots: int = 2, **config: object) -> None:
         self.root = root
         self.log = (root / "fleet.log").open("ab")
-        self.process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("client_fleet.py"))],
-            cwd=root,
-            env={**os.environ, "PYTHONPATH": python_path(Path(__file__).parents[1]), preload.VARIABLE: PRELOAD},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.log,
-            start_new_session=True,
-        )
+        env = {**os.environ, "PYTHONPATH": python_path(Path(__file__).parents[1]), preload.VARIABLE: PRELOAD}
+        self.process = FleetProcess(root, env, self.log)
         config = {"secret": SECRET, "root": str(root), "nodes": nodes, "slots": slots, **config}
         self.process.stdin.write(json.dumps(config).encode() + b"\n")
         self.process.stdin.flush()
@@ -69,7 +62,7 @@ class Fleet:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(20)
         self.kill()
-        self.process.stdout.close()
+        self.process.close()
         self.log.close()
 
 

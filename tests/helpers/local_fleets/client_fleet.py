@@ -6,9 +6,15 @@ Reads its configuration as JSON from stdin (one line), writes ``{"port": ...}`` 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
 import sys
+from collections.abc import Sequence
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
+from typing import NoReturn
+from unittest import mock
 
 from distributed import Nanny
 
@@ -102,7 +108,6 @@ def start_nanny(
 async def serve(config: dict) -> None:
     secret, root = config["secret"], Path(config["root"])
     OtherScheduler.claims = config.get("claims", {})
-    settings.configure(scratch=root / "scratch")
     scheduler = await OtherScheduler(
         layout=FleetLayout(1),
         handlers=HeadBlobs(BlobStore(root / "n0" / "blobs", **config.get("blobs", {}))).handlers,
@@ -143,7 +148,36 @@ async def serve(config: dict) -> None:
     await scheduler.close()
 
 
-if __name__ == "__main__":
-    from local_fleets.client_fleet import serve as importable_serve
+def main() -> None:
+    """Is a fleet until its stdin ends."""
+    config = json.loads(sys.stdin.readline())
+    settings.configure(scratch=Path(config["root"]) / "scratch")
+    # While this process has one thread.
+    with mock.patch("multiprocessing.util.spawnv_passfds", _fork_server):
+        forkserver.ensure_running()
+    asyncio.run(serve(config))
 
-    asyncio.run(importable_serve(json.loads(sys.stdin.readline())))
+
+def _fork_server(_path: bytes, arguments: Sequence[str], kept: Sequence[int]) -> int:
+    """Forks what `multiprocessing` would start as its fork server, which has all modules then; returns its id."""
+    pid = os.fork()
+    if not pid:
+        _be_fork_server(arguments[-1], {0, 1, 2, *kept})
+    return pid
+
+
+def _be_fork_server(source: str, kept: set[int]) -> NoReturn:
+    try:
+        for number in {int(name) for name in os.listdir("/proc/self/fd")} - kept:  # noqa: PTH208
+            with contextlib.suppress(OSError):
+                os.close(number)
+        # As in a new process: it has neither of its own.
+        forkserver._forkserver.__init__()  # type: ignore[misc]
+        resource_tracker._resource_tracker.__init__()  # type: ignore[misc]
+        exec(source, {})
+    except SystemExit:
+        pass
+    except BaseException:  # noqa: BLE001 - what ends a process is printed
+        sys.excepthook(*sys.exc_info())
+    finally:
+        os._exit(0)

@@ -35,4 +35,4 @@ def make_node(tmp_path: Path) -> Iterator[Callable[..., RunningNode]]:
 
     yield make
     for node in nodes:
-        node.run("stop", "--timeout", "10")
+        node.stop()
