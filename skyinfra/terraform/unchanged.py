@@ -28,7 +28,7 @@ _STATE = ".tfstate"
 # A larger folder takes longer to look at than a program to run.
 _MOST = 20_000
 # Variables of the terminal and the shell.
-_PASSING = {"_", "OLDPWD", "PWD", "SHLVL", "TERM", "COLUMNS", "LINES", "COLORTERM", "NO_COLOR", VARIABLE}
+_PASSING = {"_", "OLDPWD", "PWD", "SHLVL", "TERM", "COLUMNS", "LINES", VARIABLE}
 _ASKS = ("socket.connect", "socket.getaddrinfo", "os.system", "os.exec", "os.posix_spawn", "os.spawn")
 # The program of cdktf's library, which reads nothing but that library.
 _OWN_PROGRAM = "node"
