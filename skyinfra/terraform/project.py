@@ -136,6 +136,8 @@ class Project:
                 text=True,
                 errors="replace",
             )
+            if result.returncode != 0 or not self._manifest.exists():
+                reads.forget()
             if result.returncode != 0:
                 raise _app_failure(self.app, result.returncode, result.stderr)
             if os.environ.get("SKYINFRA_DEBUG"):

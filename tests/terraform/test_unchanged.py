@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import skyinfra as sky
 from skyinfra.terraform.project import Project
 
 PROGRAM = """
@@ -143,7 +142,9 @@ def test_a_program_of_cdktf_alone_runs_each_time(bed: Bed) -> None:
 def test_a_failed_synthesis_is_not_taken(bed: Bed) -> None:
     bed.synthesize()
     (bed.folder / "main.py").write_text(f"{PROGRAM}\nraise SystemExit(3)\n")
-    subprocess.run([sys.executable, "-m", "skyinfra.cli", "synth"], cwd=bed.folder, capture_output=True, check=False)
+    with pytest.raises(sky.AppFailed):
+        bed.synthesize()
     assert not bed.same
+    assert not list((bed.folder / "cdktf.out").glob(".*")), "nothing stays of it"
     (bed.folder / "main.py").write_text(PROGRAM)
     assert not bed.same
