@@ -31,6 +31,7 @@ def until_open(path: str) -> tuple[str, str | None]:
     return info.slot, info.profile
 
 
+@pytest.mark.slow
 def test_a_layout_changes_in_place_while_tasks_run(tmp_path: Path) -> None:
     project = copy_quickstart(tmp_path)
     main = project / "main.py"

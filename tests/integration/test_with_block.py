@@ -41,7 +41,6 @@ def nothing_left(folder: Path) -> None:
     assert [p.name for p in folder.iterdir()] == ["program.py"]
 
 
-@pytest.mark.slow
 def test_deploys_runs_and_destroys(tmp_path: Path) -> None:
     body = """
     with POOL as pool:
@@ -59,6 +58,7 @@ def test_deploys_runs_and_destroys(tmp_path: Path) -> None:
     nothing_left(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_killed_program_leaves_a_fleet_that_the_command_line_finds_and_ends(tmp_path: Path) -> None:
     process = start(tmp_path, "with POOL as pool:\n    open('inside', 'w').close()\n    time.sleep(120)")
     until(lambda: (tmp_path / "inside").exists())
