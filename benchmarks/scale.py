@@ -1,4 +1,4 @@
-"""The head of a large fleet: 10, 100 and 1,000 workers, and up to 100,000 jobs that wait.
+"""The head of a large fleet: 10, 100 and 1,000 workers, and up to 99,000 jobs that wait.
 
 The head and one slot are real processes. The other workers are Dask's, all in one process, with a connection each as
 any: they register, report and begin tasks, which never end. So each row is of the head, on a machine that has room for
@@ -41,7 +41,8 @@ from skyinfra.tasks import Task
 from skyinfra.worker.process import resources
 
 WORKERS = 10, 100, 1000
-JOBS = 1_000, 10_000, 100_000
+# The head takes 100,000 that have not ended: some are submitted besides.
+JOBS = 1_000, 10_000, 99_000
 PROFILE = "3g.40gb"
 SLOTS_OF_NODE = 8
 STARTED, JOINED = "the head starts", "the workers register"
