@@ -6,15 +6,17 @@ PyTorch without CUDA computes on the CPU, and the rows say so. `gpu_report` keep
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
+import os
 import re
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +104,74 @@ def train(steps: int) -> dict[str, Any]:
     }
 
 
+class Numbers:
+    """A data set, for workers that are forked."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, number: int) -> int:
+        return number
+
+
+def load_data() -> float:
+    """Returns for how many seconds a ``DataLoader`` with two workers takes to give all its data."""
+    import torch
+
+    begin = time.perf_counter()
+    assert sum(int(batch.sum()) for batch in torch.utils.data.DataLoader(Numbers(), 8, num_workers=2)) == 2016
+    return time.perf_counter() - begin
+
+
+_kept: list[Any] = []
+
+
+def keep(share: float) -> int:
+    """Leaves that share of the device's memory taken in its process; returns the process."""
+    import torch
+
+    _kept.append(torch.empty(int(share * torch.cuda.mem_get_info()[1]), dtype=torch.uint8, device="cuda"))
+    return os.getpid()
+
+
+def break_context() -> int:
+    """Reads beyond the end of a tensor, after which no call of CUDA in its process succeeds."""
+    import torch
+
+    return int(torch.zeros(1, device="cuda")[torch.tensor([7], device="cuda")].cpu())
+
+
+def _left(pool: Pool) -> Iterator[Result]:
+    """Returns in how many ways a task fails by what those before it have left in the process of its slot."""
+    slot = pool.slots()[0]
+    here = pool.select(node=slot.node)
+
+    def on(function: Callable[..., Any], *arguments: Any) -> Any:
+        return pool.submit(Task(function, arguments).options(slot=slot.slot, timeout=60)).result()
+
+    def after_an_error() -> bool:
+        with contextlib.suppress(Exception):  # a class of PyTorch, which may not be here
+            return on(break_context) is None
+        return bool(on(train, 1)["visible"] == 1)
+
+    ways: dict[str, Callable[[], bool]] = {
+        "a task after an error that stays with the context": after_an_error,
+        "a task that needs what another holds": lambda: on(keep, 0.6) != on(keep, 0.6),
+        "a rank beside such a process": lambda: bool(
+            on(keep, 0.6) and here.launch(keep, 0.6, nodes=1, per_node=1, framework="none")
+        ),
+    }
+    failed = []
+    for way, works in ways.items():
+        try:
+            failed += [] if works() else [way]
+        except Exception as error:  # noqa: BLE001 - as above
+            print(f"gpu: {way}: {type(error).__name__}: {error}", file=sys.stderr)
+            failed.append(way)
+    what = f"fails by what tasks left on the device: {', '.join(failed) or 'nothing'}"
+    yield Result(what, f"{len(ways)} ways", 0, len(failed) / len(ways), "0", f"{len(failed)}")
+
+
 def _training(node: RunningNode, pool: Pool, report: Report) -> Iterator[Result]:
     if importlib.util.find_spec("torch") is None:
         report.say("this Python has no PyTorch")
@@ -133,8 +203,13 @@ def _training(node: RunningNode, pool: Pool, report: Report) -> Iterator[Result]
         "1",
         f"{rate:.0f}/s",
     )
+    program = "from benchmarks import gpu; print(gpu.load_data(), gpu.load_data())"
+    out = subprocess.run(python(program), cwd=ROOT, capture_output=True, check=True, text=True).stdout
+    seconds = min(pool.broadcast(Task(load_data, ()), slots=slot)[0] for _ in range(2))
+    yield Result("a DataLoader with two workers", PROCESS, seconds, seconds / min(map(float, out.split())), "1")
     if first["visible"]:
         yield from _busy(node, pool)
+        yield from _left(pool)
 
 
 def _busy(node: RunningNode, pool: Pool) -> Iterator[Result]:

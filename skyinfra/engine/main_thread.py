@@ -62,16 +62,19 @@ _used = False
 _replaced = False
 
 
-def admit(*, fresh: bool) -> None:
-    """Is called before a task begins. Raises `distributed.Reschedule`, with which its scheduler places it anew, where
-    this process is to be replaced, and for a task that wants a *fresh* process where this one has run a task."""
+def admit(*, fresh: bool) -> bool:
+    """Is called before a task begins. Returns whether this process has run one before. Raises `distributed.Reschedule`,
+    with which its scheduler places it anew, where this process is to be replaced, and for a task that wants a *fresh*
+    process where this one has run a task."""
     global _used
-    if _replaced or (fresh and _used):
+    before = _used
+    if _replaced or (fresh and before):
         from distributed import Reschedule
 
         replace_after_task()
         raise Reschedule
     _used = True
+    return before
 
 
 def replace_after_task() -> None:

@@ -64,6 +64,7 @@ def quiet() -> None:
     """Leaves Dask's warnings in the log: what it says about every connection would bury the node's own lines."""
     logging.getLogger("distributed").setLevel(logging.WARNING)
     logging.getLogger("tornado.general").addFilter(_is_no_handshake)
+    logging.getLogger("distributed.nanny").addFilter(_is_no_end)
 
 
 def quiet_client(thread: str) -> None:
@@ -90,6 +91,11 @@ def _others(thread: str) -> Callable[[logging.LogRecord], bool]:
     return lambda record: (
         _OF_DASK.match(str(record.name)) is None or (record.threadName != thread and dask_client.is_used_by_others())
     )
+
+
+def _is_no_end(record: logging.LogRecord) -> bool:
+    # Of a worker that ends in order: the thread that waits for a word of the Nanny finds its queue closed.
+    return not record.getMessage().startswith("Worker process died unexpectedly")
 
 
 def _is_no_handshake(record: logging.LogRecord) -> bool:

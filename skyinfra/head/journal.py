@@ -72,6 +72,10 @@ class Record(_schema.Document, error=StateDirectoryError, source="job", version=
         """The header as its client sent it."""
         return Header.loads(self.header.encode())
 
+    def afresh(self) -> Record:
+        """Returns the record of the job that runs in a process which has run no task before, from now on."""
+        return replace(self, header=replace(self.task, fresh=True).dumps().decode())
+
     def attempt(self) -> Header:
         """The header of the attempt that is counted last. Each has a key of its own: the nodes count its starts."""
         return replace(self.task, key=f"{self.info.key}.{self.info.attempts}")

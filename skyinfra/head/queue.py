@@ -296,7 +296,7 @@ class Queue:
     # One of them ----------------------------------------------------------------------------------------------------
 
     async def _run(self, job: Job, execution: Execution) -> None:
-        """Runs the job to its end, with its retries; a slot that fails it costs none."""
+        """Runs the job to its end, with its retries; a slot that fails it costs none, nor one without room."""
         moves = Moves()
         try:
             while not (job.settling or job.info.over):
@@ -309,6 +309,9 @@ class Queue:
                 if ending.slot_failed is not None and moves.may_go_on(
                     ending.slot_failed, execution.nodes(job.record.resources)
                 ):
+                    continue
+                if ending.crowded and not job.record.task.fresh:
+                    job.record = job.record.afresh()
                     continue
                 if job.record.failures >= job.record.retries or not may_pass(ending):
                     await self._settle(job, ending)

@@ -28,6 +28,10 @@ _NAMED = 3
 _LONGEST = 60
 
 
+# What libraries keep for their process as long as that lives, by a part of its command: the processes that compile for
+# `torch.compile`, without which a later call of it waits for ever, or compiles anew what they have.
+_OF_LIBRARIES = ("torch/_inductor/compile_worker/",)
+
 # By the key of an object: its processes, each by its id and its start.
 _kept: dict[str, set[tuple[int, int]]] = {}
 
@@ -78,9 +82,9 @@ def end_left() -> Ended | None:
 
 
 def end_all() -> None:
-    """Ends every descendant of this process."""
+    """Ends every descendant of this process, as that ends."""
     _kept.clear()
-    end_left()
+    _end(lambda: _left(libraries=False))
 
 
 def _any() -> bool:
@@ -96,18 +100,22 @@ def _family() -> list[Process]:
     return processes.descendants(os.getpid())
 
 
-def _left() -> list[Process]:
-    """Returns the descendants that are not kept, nor descend from such, parents first."""
+def _left(*, libraries: bool = True) -> list[Process]:
+    """Returns the descendants that are not kept, *libraries*: nor by those, nor descend from such, parents first."""
     kept = set().union(*_kept.values())
     # It removes what tasks leave in shared memory when this process ends.
     spared = {getattr(resource_tracker._resource_tracker, "_pid", None)}
     found = []
     for each in _family():
-        if each.id in kept or each.parent in spared or each.pid in spared:
+        if each.id in kept or each.parent in spared or each.pid in spared or (libraries and _is_of_library(each)):
             spared.add(each.pid)
         else:
             found.append(each)
     return found
+
+
+def _is_of_library(process: Process) -> bool:
+    return any(part in processes.command(process.pid) for part in _OF_LIBRARIES)
 
 
 def _end(which: Callable[[], list[Process]]) -> dict[tuple[int, int], str]:

@@ -12,15 +12,20 @@ terminated and relaunched": docs.nvidia.com/cuda/cuda-runtime-api, cudaError_t 7
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
+import os
 import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from skyinfra.errors import SkyinfraError
+from skyinfra.node import processes
 from skyinfra.protocol import pickles
 from skyinfra.protocol.instance import InstanceInfo, instance_info
 
+# Where the files of devices begin, by the drivers of the vendors.
+FILES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/render", "/dev/neuron", "/dev/accel", "/dev/vfio", "/dev/hl")
 _SAYS = re.compile(
     r"\b(CUDA|HIP|NVML)( runtime| driver)? error\b|\b(cuda|hip)Error[A-Z]|\b(CUDA|HIP|NVML)_ERROR_", re.I
 )
@@ -89,6 +94,40 @@ def check(slot: InstanceInfo | None = None) -> None:
         raise OSError(errno.EIO, f"the driver answers for its device: {error}", slot.uuid) from None
     if wrong is not None:
         raise OSError(errno.EIO, wrong, slot.uuid)
+
+
+def is_open() -> bool:
+    """Returns whether this process has a device open, and so may hold memory of it."""
+    return any(file.startswith(FILES) for file in processes.open_files("self"))
+
+
+def held() -> int | None:
+    """Returns the bytes in use on the first device of this process, where that has a context of CUDA; else None.
+
+    Takes microseconds, where NVML would have to be opened. It names no process, and is for one that has its device for
+    itself.
+    """
+    try:
+        # Where a library has not loaded it, there is no context.
+        cuda = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+    except OSError:
+        return None
+    number, flags, active = ctypes.c_int(), ctypes.c_uint(), ctypes.c_int()
+    context, free, total = ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_size_t()
+    by = ctypes.byref
+    if cuda.cuDeviceGet(by(number), 0) or cuda.cuDevicePrimaryCtxGetState(number, by(flags), by(active)):
+        return None
+    # The one that libraries share; the thread of a task may have none, or another one.
+    if not active.value or cuda.cuDevicePrimaryCtxRetain(by(context), number):
+        return None
+    try:
+        if cuda.cuCtxPushCurrent_v2(context):
+            return None
+        wrong = cuda.cuMemGetInfo_v2(by(free), by(total))
+        cuda.cuCtxPopCurrent_v2(by(context))
+    finally:
+        cuda.cuDevicePrimaryCtxRelease_v2(number)
+    return None if wrong else total.value - free.value
 
 
 def failing(slots: Iterable[InstanceInfo]) -> dict[str, str]:

@@ -45,7 +45,7 @@ PLACE = "SKYINFRA_PLACE"
 # Which of the files that the script writes its client wants: a JSON list of lines as in a .gitignore, perhaps empty.
 FETCH = "SKYINFRA_FETCH"
 # Fields of a header that earlier nodes do not know.
-_LATE = ("secrets", "env", "workdir", "fresh", "stream", "adopted")
+_LATE = ("secrets", "env", "workdir", "fresh", "stream", "adopted", "alone")
 # Characters of the problem of a job.
 _PROBLEM = 300
 
@@ -89,7 +89,7 @@ class Header:
     while it runs. workdir: the path in the tree of the folder that its working directory is a copy of. fresh: it runs
     in a process that has run no task before, and runs none after it. stream: its function is a generator, whose items
     are sent as they come. adopted: an attempt of a job that began before its head did: its outcome is wanted, and it is
-    not started.
+    not started. alone: it is done by processes of its own, for which this one is not to hold memory of the device.
     """
 
     key: str
@@ -107,6 +107,7 @@ class Header:
     fresh: bool = False
     stream: bool = False
     adopted: bool = False
+    alone: bool = False
 
     def dumps(self) -> bytes:
         """One line of JSON. Earlier nodes know nothing of what came later, and get no word of what is not used."""
@@ -148,6 +149,11 @@ class Outcome:
         """Class and message of the failure, in one line; None for a result."""
         return self.failure.summary if self.failure is not None else None
 
+    @property
+    def crowded(self) -> bool:
+        """Whether the device had no more memory, of which tasks before it in the same process held a part."""
+        return self.failure is not None and bool((self.failure.shortage or {}).get("held"))
+
 
 class Item(NamedTuple):
     """An event: one of the items of a generator.
@@ -164,23 +170,26 @@ class Item(NamedTuple):
 class Ending:
     """The end of a job, whose head never unpickles what a slot gives: the pickled `Outcome`, and what the head reads.
 
-    problem, slot_failed: as those of the outcome. missing: whether inputs of the task were lost.
+    problem, slot_failed, crowded: as those of the outcome. missing: whether inputs of the task were lost.
     """
 
     problem: str | None
     missing: bool
     outcome: bytes
     slot_failed: str | None = None
+    crowded: bool = False
 
     @classmethod
     def of(cls, outcome: Outcome) -> Ending:
         """Returns the end of a job with *outcome*."""
-        return cls(outcome.problem, bool(outcome.missing), pickle.dumps(outcome), outcome.slot_failed)
+        missing, data = bool(outcome.missing), pickle.dumps(outcome)
+        return cls(outcome.problem, missing, data, outcome.slot_failed, outcome.crowded)
 
     def dumps(self) -> bytes:
         """One line of JSON, and the outcome."""
         said = {"problem": self.problem, "missing": self.missing}
-        later = {} if self.slot_failed is None else {"slot_failed": self.slot_failed}
+        later = {"slot_failed": self.slot_failed, "crowded": self.crowded}
+        later = {name: value for name, value in later.items() if value}
         return json.dumps({**said, **later}).encode() + b"\n" + self.outcome
 
     @classmethod
@@ -192,4 +201,5 @@ class Ending:
         problem, missing, slot = (said.get(name) for name in names) if isinstance(said, dict) else (None, None, None)
         if not isinstance(problem, str | None) or not isinstance(missing, bool) or not isinstance(slot, str | None):
             raise ValueError(f"no end of a job: {line[:100]!r}")
-        return cls(problem and problem[:_PROBLEM], missing, outcome, slot and slot[:_PROBLEM])
+        crowded = said.get("crowded") is True
+        return cls(problem and problem[:_PROBLEM], missing, outcome, slot and slot[:_PROBLEM], crowded)

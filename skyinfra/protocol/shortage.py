@@ -17,7 +17,8 @@ class Shortage(_schema.Document, error=NodeError, source="shortage"):
 
     slot: ``NODE/INDEX``. accelerator, profile: of the slot, as in `InstanceInfo`. has: bytes of the slot, by its name
     or as the library that failed says. taken: the most bytes of it that the task, or its process, is known to have had,
-    and measured: by what; None where nothing says it. asked: bytes of the request that failed, or None.
+    and measured: by what; None where nothing says it. asked: bytes of the request that failed, or None. held: bytes in
+    use when the task began, where they were many, and tasks before it had the same process; else None.
     """
 
     slot: str
@@ -27,6 +28,7 @@ class Shortage(_schema.Document, error=NodeError, source="shortage"):
     taken: int | None = None
     measured: str = ""
     asked: int | None = None
+    held: int | None = None
 
     @property
     def needs(self) -> int | None:
@@ -42,6 +44,8 @@ class Shortage(_schema.Document, error=NodeError, source="shortage"):
         if self.asked is not None:
             text += f"{' and' if self.taken is not None else '; the task'} asked for {_gb(self.asked)} more"
             text += f": {_gb(self.needs or 0)} in all" if self.taken is not None else ""
+        if self.held is not None:
+            text += f"; {_gb(self.held)} of the device were in use before it began, after other tasks of its process"
         return f"{text}."
 
 

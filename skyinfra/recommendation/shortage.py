@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable
 from itertools import groupby
@@ -22,7 +23,7 @@ def advice(shortage: Shortage, slots: Iterable[InstanceInfo]) -> str:
 
     Where the need is not known, whatever has more memory is told.
     """
-    least = wanted_gb(shortage)
+    least, slots = wanted_gb(shortage), list(slots)
     larger = sorted(
         (slot for slot in slots if (slot.memory_gb or 0) >= least and slot.slot != shortage.slot),
         key=lambda slot: (slot.memory_gb or 0, slot.profile or "", slot.slot),
@@ -35,11 +36,12 @@ def advice(shortage: Shortage, slots: Iterable[InstanceInfo]) -> str:
             for group in kinds[:_SHOWN]
         )
         return f"This fleet has larger slots: {shown}. Ask for one: @sky.compute(gpu_memory_gb={least})."
-    lines = [f"No slot of this fleet has {least} GB."]
+    known = all(slot.memory_gb for slot in slots)
+    lines = [f"No slot of this fleet {'has' if known else 'is known to have'} {least} GB."]
     profile = _profile(shortage, least)
     if profile is not None:
         lines.append(f"A larger profile of its GPU: {profile}.")
-    offer = _offer(least)
+    offer = _offer(least, shortage.accelerator)
     if offer is not None:
         lines.append(f"The cheapest offer: {offer}.")
     return " ".join(lines)
@@ -55,10 +57,7 @@ def _profile(shortage: Shortage, least: int) -> str | None:
     """Returns the smallest profile with that memory of the GPU that the slot is a partition of."""
     if shortage.profile is None or shortage.accelerator is None:
         return None
-    try:
-        models = [row.mig_model for row in catalog.variants(shortage.accelerator) if row.mig_model is not None]
-    except SkyinfraError:
-        return None
+    models = [row.mig_model for row in _variants(shortage.accelerator) if row.mig_model is not None]
     # Of the variants of the GPU those that have the slot's profile; of several, none is known to be it.
     geometries = {mig.geometry(model) for model in models}
     having = [each for each in geometries if any(profile.name == shortage.profile for profile in each.profiles)]
@@ -70,9 +69,17 @@ def _profile(shortage: Shortage, least: int) -> str | None:
     return larger.pop() if len(larger) == 1 else None
 
 
-def _offer(least: int) -> str | None:
-    """Returns the cheapest machine of a provider that can be deployed to, with a GPU of that memory."""
+def _variants(accelerator: str | None) -> list[catalog.Variant]:
+    with contextlib.suppress(SkyinfraError):  # a name of the user's own, or none
+        return list(catalog.variants(accelerator or ""))
+    return []
+
+
+def _offer(least: int, accelerator: str | None) -> str | None:
+    """Returns the cheapest machine of a provider that can be deployed to, with a GPU of that memory, and of the vendor
+    of *accelerator*, where that is known: the program is made for it."""
+    vendors = {row.vendor for row in _variants(accelerator)} or {"nvidia", "amd"}
     found = Query(memory_gb=least, providers=sellers()).run(load())
-    gpus = (offer for offer in found if offer.vendor in ("nvidia", "amd") and offer.price() is not None)
+    gpus = (offer for offer in found if offer.vendor in vendors and offer.price() is not None)
     best = next((offer for offer in gpus if providers.refuses(offer) is None and providers.on_demand(offer)), None)
     return described(best, spot=False) if best is not None else None

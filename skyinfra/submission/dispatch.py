@@ -169,8 +169,9 @@ class Dispatcher:
     ) -> Outcome:
         """Runs one task. *arrivals*: gets the items of a generator. Cancelling stops the task.
 
-        Where a slot fails it and it *moves*, it is sent again, which counts as no attempt. Raises `SlotLost`,
-        `SlotsHeld`, `FleetUnreachable`, `TaskAttemptsExceeded`.
+        Where a slot fails it and it *moves*, it is sent again, which counts as no attempt. So it is, once and to a
+        fresh process, where its device had no room and tasks before it held some. Raises `SlotLost`, `SlotsHeld`,
+        `FleetUnreachable`, `TaskAttemptsExceeded`.
         """
         with self.waiting_for(shipment.key, shipment.name, target, shipment.settings.timeout, arrivals) as waiting:
             if not shipment.brought:
@@ -185,6 +186,8 @@ class Dispatcher:
                             return outcome
                         if not failed.may_go_on(slot, len(self._snapshot.nodes(target))):
                             return _given_up(outcome, failed)
+                    elif outcome.crowded and not shipment.fresh:
+                        shipment.fresh = True
                     elif left <= 0 or not may_pass(outcome):
                         return outcome
                     else:

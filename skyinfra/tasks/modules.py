@@ -7,6 +7,7 @@ the file of such a module, and those of the own modules that it imports; see `sk
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import os
 import site
@@ -254,7 +255,25 @@ def is_own_file(file: Path) -> bool:
 def _is_own_place(path: Path) -> bool:
     if {"site-packages", "dist-packages"} & set(path.parts):
         return False
-    return not any(path.is_relative_to(folder) for folder in library_folders())
+    if any(path.is_relative_to(folder) for folder in library_folders()):
+        return False
+    # `pip install --target`, for a folder of PYTHONPATH or for that of the program itself.
+    return not any(
+        path.relative_to(folder).as_posix() in _recorded(folder, folder.stat().st_mtime_ns)
+        for folder in import_folders()
+        if folder.is_dir() and path.is_relative_to(folder)
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _recorded(folder: Path, _changed: int) -> frozenset[str]:
+    """Returns the files below *folder* that are of packages installed there, as their records name them."""
+    found: set[str] = set()
+    for record in folder.glob("*.dist-info/RECORD"):
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            # A line is a path, its hash and its size.
+            found.update(line.partition(",")[0] for line in record.read_text("utf-8").splitlines())
+    return frozenset(found)
 
 
 @functools.cache

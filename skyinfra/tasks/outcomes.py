@@ -6,6 +6,7 @@ import contextlib
 import functools
 import io
 import pickle
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,6 +18,11 @@ from skyinfra.protocol.failures import Failure
 from skyinfra.tasks import missing, tracebacks
 from skyinfra.tasks.modules import import_folders
 
+# What PyTorch and CuPy say on a machine without a GPU.
+_NO_DEVICE = re.compile(
+    r"deserialize object on (a )?(CUDA|HIP|XPU|MPS) device|[Nn]o CUDA GPUs are available|Found no NVIDIA driver"
+    r"|cudaError(NoDevice|InsufficientDriver)|no CUDA-capable device"
+)
 _KINDS = {(kind.__module__, kind.__qualname__): kind for kind in (Outcome, Part, Failure)}
 
 
@@ -53,6 +59,11 @@ def result(outcome: Outcome, name: str) -> Any:
         return pickle.loads(outcome.result or b"", buffers=outcome.buffers)  # noqa: S301
     except ModuleNotFoundError as error:
         error.add_note(f"The result of {name} needs the module {error.name!r} here as well.")
+        raise
+    except Exception as error:
+        if _NO_DEVICE.search(str(error)):
+            text = f"The result of {name} is on a device of its slot, and this machine has none for it: "
+            note(error, f"{text}return tensor.cpu(), model.cpu() or array.get().")
         raise
 
 

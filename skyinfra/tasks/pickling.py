@@ -92,8 +92,19 @@ class Shipment:
             env={**(env or {}), **(task.settings.env or {})} or None,
             workdir=workdir,
             stream=self.stream,
+            # Our own functions, which start programs and ranks.
+            alone=str(getattr(task.function, "__module__", "")).startswith("skyinfra.worker."),
             **task.settings.of("node"),
         )
+
+    @property
+    def fresh(self) -> bool:
+        """Whether it runs in a process that has run no task before; may be set between two attempts."""
+        return self._header.fresh
+
+    @fresh.setter
+    def fresh(self, fresh: bool) -> None:
+        self._header = replace(self._header, fresh=fresh)
 
     def attempt(self, number: int) -> tuple[str, bytes]:
         """Key and header of the attempt *number*, from 0. `logs --task` finds all of them by the key of the first."""

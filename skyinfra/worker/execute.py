@@ -33,7 +33,7 @@ from skyinfra.blobs.transfer import BlobsMissing
 from skyinfra.engine import carried, main_thread
 from skyinfra.engine.deaths import Death
 from skyinfra.errors import StateDirectoryError, TaskNotPicklable, TaskTimeout, TaskTooLarge
-from skyinfra.node import faults
+from skyinfra.node import device, faults
 from skyinfra.program import main as program
 from skyinfra.protocol import failures, instance, jobs
 from skyinfra.protocol.calls import ENDED, GIVEN_BACK, ITEM, SMALL_OUTCOME, Ending, Header, Item, Outcome
@@ -47,6 +47,7 @@ from skyinfra.worker import (
     output,
     secrets,
     shortage,
+    stateful,
     streaming,
     task_folder,
 )
@@ -94,7 +95,10 @@ def run(header: bytes, call: bytes) -> Outcome | list[tuple[str, Outcome]] | byt
         return kept
     if task.adopted:
         return b""
-    main_thread.admit(fresh=task.fresh)
+    # Objects that stay are to stay.
+    free = not stateful.any_kept()
+    used = main_thread.admit(fresh=task.fresh or (task.alone and free and device.is_open()))
+    shortage.begin(used=used and free)
     worker = get_worker()
 
     def report(kind: str, key: str, content: object) -> None:
@@ -331,6 +335,9 @@ class _Chunk:
                         self._unreported.append((self._now.key, GIVEN_BACK))
                         return
                     outcome = _failed(self._now, error)
+                if outcome.crowded:  # alone, it gets a process of its own
+                    self._unreported.append((self._now.key, GIVEN_BACK))
+                    return
                 self._end(outcome, file)
         finally:
             timer.cancel()

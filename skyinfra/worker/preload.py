@@ -10,12 +10,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from skyinfra.node import processes
+from skyinfra.node import device, processes
 
 # The modules for the fork server, as JSON, see `announce`.
 VARIABLE = "SKYINFRA_PRELOAD"
-# A process that has one of them open must not be forked: every slot would inherit the device.
-DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/render", "/dev/neuron", "/dev/accel", "/dev/vfio", "/dev/hl")
 
 
 def announce(modules: Sequence[str], *, packages: Path, env: Mapping[str, str]) -> None:
@@ -35,10 +33,11 @@ def announce(modules: Sequence[str], *, packages: Path, env: Mapping[str, str]) 
     multiprocessing.forkserver._forkserver._stop()  # type: ignore[attr-defined]
 
 
-def load(text: str, devices: Sequence[str] = DEVICES) -> None:
+def load(text: str, devices: Sequence[str] = device.FILES) -> None:
     """In the fork server: imports the modules in *text*, and logs those that cannot be imported.
 
-    Where one of *devices* is open afterwards, the process starts anew without preloading.
+    Where one of *devices* is open afterwards, the process starts anew without preloading: it must not be forked, since
+    every slot would inherit the device.
     """
     wanted = json.loads(text)
     os.environ.update(wanted["env"])

@@ -13,6 +13,7 @@ import importlib
 import itertools
 import json
 import logging
+import multiprocessing
 import os
 import signal
 import sys
@@ -122,6 +123,9 @@ class SlotWorker(Worker):  # type: ignore[misc]
         if OUTLIVES_SIGTERM in os.environ:
             # A handler, which the programs that tasks start do not inherit.
             signal.signal(signal.SIGTERM, lambda *_: None)
+        # As in a program: the fork server, of which this process is, is no choice of the task.
+        multiprocessing.set_start_method(None, force=True)
+        multiprocessing.current_process().name = "MainProcess"
         cancellation.ignore_interrupts()
         output.follow_threads()
         children.adopt()

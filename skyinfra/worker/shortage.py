@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from skyinfra.errors import SkyinfraError
+from skyinfra.node import device
 from skyinfra.node.folder import NodeDirectory
 from skyinfra.protocol import pickles
 from skyinfra.protocol.instance import NODE_DIRECTORY, InstanceInfo, instance_info
@@ -42,8 +43,21 @@ _TAKEN = (
     (re.compile(rf"allocated so far: {_SIZE}"), "CuPy"),
 )
 _UNITS = {"K": 1, "M": 2, "G": 3, "T": 4}
+# Memory that tasks before left in use, from which it is worth another start in a new process. A context has less.
+_MANY = 2e9
 # Of a chain of exceptions, and of a text.
 _DEEP, _LONG = 10, 100_000
+
+
+# The bytes in use when the present task began, after others in this process.
+_held: int | None = None
+
+
+def begin(*, used: bool) -> None:
+    """Notes how much of the device is in use as a task begins. used: whether tasks before it had this process."""
+    global _held
+    found = device.held() if used else None
+    _held = found if found is not None and found >= _MANY else None
 
 
 def of(error: BaseException) -> dict[str, Any] | None:
@@ -100,7 +114,7 @@ def _shortage(text: str, slot: InstanceInfo) -> Shortage:
     taken, measured = next(
         ((found, by) for pattern, by in _TAKEN if (found := _bytes(pattern.search(text))) is not None), (None, "")
     )
-    if taken is None and (taken := _read(slot)) is not None:
+    if taken is None and not _is_at_once(text) and (taken := _read(slot)) is not None:
         measured = "the most at any reading of the node"
     return Shortage(
         slot.slot,
@@ -110,7 +124,17 @@ def _shortage(text: str, slot: InstanceInfo) -> Shortage:
         taken=taken,
         measured=measured,
         asked=_bytes(_ASKED.search(text)),
+        held=_held,
     )
+
+
+def _is_at_once(text: str) -> bool:
+    """Returns whether a library says *text* that takes most of the device before it is asked for anything, as JAX does.
+
+    https://docs.jax.dev/en/latest/gpu_memory_allocation.html
+    """
+    preallocates = os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE", "true").lower() not in ("false", "0")
+    return preallocates and "RESOURCE_EXHAUSTED" in text
 
 
 def _bytes(found: re.Match[str] | None) -> int | None:

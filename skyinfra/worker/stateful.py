@@ -80,6 +80,11 @@ def _object(recipe: Recipe) -> object:
         return _objects[recipe.digest][1]
 
 
+def any_kept() -> bool:
+    """Returns whether this process keeps an object."""
+    return bool(_objects)
+
+
 def release(digest: str) -> bool:
     """Drops the object of a recipe, after its exit methods. Returns False where this process has none."""
     with _lock:

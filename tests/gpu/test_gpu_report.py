@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import ROOT
+from support import ROOT, debian_torch
 
 SHOWN = {"date", "skyinfra", "python", "system", "distribution", "driver", "cuda", "torch", "report", "schema_version"}
 
@@ -41,6 +41,23 @@ def test_the_report_says_what_was_found_on_which_gpus(
         assert private not in text
     assert socket.gethostname() not in text.replace("localhost", "") or len(socket.gethostname()) < 4
     assert f'"{getpass.getuser()}"' not in text
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not debian_torch.there(), reason="Debian's PyTorch is not here: make torch")
+def test_slots_train_with_pytorch(fake_machine: Callable[..., Any], tmp_path: Path) -> None:
+    machine = fake_machine("h100_80gb,h100_80gb", DRIVER="580.95.05", CUDA="13000")
+    folder, file = tmp_path / "dist-packages", tmp_path / "report.json"
+    folder.mkdir()
+    command = [sys.executable, "-m", "benchmarks", "gpu", "--report", str(file)]
+    variables = machine.environment()
+    for name, value in debian_torch.variables(folder).items():
+        variables[name] = f"{variables[name]}:{value}" if name in variables else value
+    done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    rows = {each["what"]: each for each in json.loads(file.read_text())["rows"]}
+    assert {"training on the CPU, steps", "training on all 2 slots at once"} <= rows.keys()
+    assert all(each["ratio"] > 0 for what, each in rows.items() if what.startswith("training"))
 
 
 def test_a_machine_without_a_driver_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

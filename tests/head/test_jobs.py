@@ -316,6 +316,23 @@ def test_retries_are_for_what_may_pass(tmp_path: Path) -> None:
     on_head(tmp_path, test)
 
 
+def test_a_device_without_room_after_other_tasks_costs_a_start_and_no_retry(tmp_path: Path) -> None:
+    async def test(head: Head, fleet: Slots) -> None:
+        crowded = Outcome(
+            failure=failures.of(MemoryError("CUDA out of memory"), below=__file__, shortage={"held": 6e10})
+        )
+        await head.submit("wants")
+        await until(lambda: fleet.started.count("wants") == 1)
+        fleet.end("wants", crowded)
+        await until(lambda: fleet.started.count("wants") == 2)
+        # In a process that has run nothing before, it is the task itself.
+        fleet.end("wants", crowded)
+        found = await head.info("wants", 10)
+        assert (found.state, found.attempts) == ("failed", 2)
+
+    on_head(tmp_path, test)
+
+
 def test_an_outcome_that_is_too_large_fails_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "LARGEST", 1_000_000)
 

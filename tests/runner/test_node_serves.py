@@ -25,6 +25,7 @@ from skyinfra.engine.credentials import Credentials
 from skyinfra.gpu.simulated.driver import SimulatedDriver
 from skyinfra.node import processes
 from skyinfra.protocol.instance import InstanceInfo, instance_info
+from skyinfra.tasks import Task
 
 TWO = h100((("3g.40gb", 0, 4), ("3g.40gb", 4, 4)))
 MakeNode = Callable[..., RunningNode]
@@ -129,6 +130,17 @@ def test_a_killed_worker_returns_as_the_same_slot_without_its_children(make_node
     assert after["n1/0"] == before["n1/0"]
     assert after["n1/1"] != before["n1/1"]
     assert node.until("ready").slots[1] == info
+
+
+def test_a_process_that_is_replaced_in_order_is_no_error_in_the_log(make_node: MakeNode) -> None:
+    node = make_node(accelerator=TWO)
+    node.boot()
+    with node.pool() as pool:
+        task = Task(os.getpid, ()).options(fresh=True)
+        assert len({pool.submit(task).result(timeout=60) for _ in range(3)}) == 3
+    node.stop()
+    log = node.directory.log_file.read_text()
+    assert "Traceback" not in log and "ERROR" not in log
 
 
 def test_only_the_fleets_own_clients_are_let_in(make_node: MakeNode) -> None:

@@ -33,6 +33,23 @@ def throw_at(number: int, last: int) -> int:
     return number
 
 
+class OfGpu:
+    """Stands for a tensor of a GPU, which PyTorch refuses to make on a machine without one."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        text = "Attempting to deserialize object on a CUDA device but torch.cuda.is_available() is False."
+        return throw, (RuntimeError, text)
+
+
+def test_a_result_that_is_on_a_gpu_says_what_to_return(pool: Any) -> None:
+    with pytest.raises(RuntimeError, match="deserialize object on a CUDA device") as caught:
+        Task(OfGpu, ()) >> pool
+    assert caught.value.__notes__ == [
+        "The result of OfGpu is on a device of its slot, and this machine has none for it: return tensor.cpu(), "
+        "model.cpu() or array.get()."
+    ]
+
+
 KINDS = [KeyboardInterrupt, asyncio.CancelledError, GeneratorExit, StopIteration, StopAsyncIteration]
 
 

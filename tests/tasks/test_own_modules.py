@@ -108,6 +108,22 @@ def test_installed_modules_and_those_of_python_are_not_own(write: Write, tmp_pat
         sys.path.remove(str(tmp_path / "site-packages"))
 
 
+def test_a_package_that_pip_installed_beside_the_program_is_not_own(write: Write, tmp_path: Path) -> None:
+    """`pip install --target` writes a record, and no folder of that name: for PYTHONPATH, or the program's own one."""
+    record = "target_pkg/__init__.py,sha256=x,1\ntarget_mod.py,sha256=x,1\ntarget-1.dist-info/RECORD,,\n"
+    write(
+        {
+            "target_pkg/__init__.py": "",
+            "target_mod.py": "",
+            "target-1.dist-info/RECORD": record,
+            "beside_target.py": "import target_pkg, target_mod\n",
+        }
+    )
+    assert names("beside_target") == ["beside_target"]
+    importlib.import_module("beside_target")
+    assert modules.is_own("beside_target") and not modules.is_own("target_pkg") and not modules.is_own("target_mod")
+
+
 def test_a_module_goes_as_it_was_loaded_until_it_is_loaded_again(write: Write, tmp_path: Path) -> None:
     write({"edited_mod.py": "A = 1\n"})
     module = importlib.import_module("edited_mod")

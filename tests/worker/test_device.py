@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pynvml
@@ -14,6 +18,7 @@ from local_fleets.client_fixtures import eventually
 
 import skyinfra as sky
 from skyinfra.client import open_pool
+from skyinfra.client.script import run_script
 from skyinfra.node import device
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.tasks import Task
@@ -108,3 +113,116 @@ def test_a_lost_device_costs_no_task_and_a_kernel_that_fails_costs_its_own(
         # It left its process to nobody else.
         after = pool.broadcast(Task(process))
         assert after[0] != before[0] and after[1] == before[1]
+
+
+DRIVER = r"""
+#include <stdlib.h>
+#include <stdio.h>
+typedef unsigned long size;
+static size has(const char *name, size other) { char *said = getenv(name); return said ? strtoul(said, 0, 10) : other; }
+int cuDeviceGet(int *device, int number) { *device = number; return 0; }
+int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) { *active = has("CUDA_ACTIVE", 1); return 0; }
+int cuDevicePrimaryCtxRetain(void **context, int device) { *context = (void *)1; return has("CUDA_RETAIN", 0); }
+int cuCtxPushCurrent_v2(void *context) { return context != (void *)1; }
+int cuCtxPopCurrent_v2(void **context) { return 0; }
+int cuDevicePrimaryCtxRelease_v2(int device) { return 0; }
+int cuMemGetInfo_v2(size *free, size *total) {
+    *total = 80000000000; *free = *total - has("CUDA_USED", 500000000); return has("CUDA_WRONG", 0); }
+"""
+
+
+@pytest.fixture(scope="session")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The parts of CUDA's driver that `device.held` asks, which say what variables of the process say."""
+    folder = tmp_path_factory.mktemp("driver")
+    (folder / "driver.c").write_text(DRIVER)
+    command = ["cc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", "libcuda.so.1", "driver.c"]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True)
+    return folder / "libcuda.so.1"
+
+
+@pytest.mark.parametrize(
+    ("variables", "found"),
+    [
+        ({}, 500_000_000),
+        ({"CUDA_USED": "60000000000"}, 60_000_000_000),
+        ({"CUDA_ACTIVE": "0"}, None),
+        ({"CUDA_RETAIN": "700"}, None),
+        ({"CUDA_WRONG": "700"}, None),
+    ],
+)
+def test_memory_in_use_by_cuda(driver: Path, variables: dict[str, str], found: int | None) -> None:
+    program = "import ctypes, sys; from skyinfra.node import device; before = device.held(); "
+    program += "ctypes.CDLL(sys.argv[1]); print(before, device.held())"
+    command = [sys.executable, "-c", program, str(driver)]
+    done = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["None", str(found)]
+
+
+def load(driver: str, used: float) -> int:
+    """Stands for a task that leaves *used* bytes in its process."""
+    ctypes.CDLL(driver)
+    # Not in `os.environ`, which is put back after the task.
+    ctypes.CDLL(None).setenv(b"CUDA_USED", str(int(used)).encode(), 1)
+    return os.getpid()
+
+
+def wants(marks: str, most: int = 99) -> int:
+    """Runs out of memory in a process that *load* was in, and in the first *most* ones."""
+    with Path(marks).open("a") as file:
+        file.write(f"{os.getpid()}\n")
+    if len(Path(marks).read_text().split()) <= most:
+        raise RuntimeError("CUDA out of memory. Tried to allocate 60.00 GiB.")
+    return os.getpid()
+
+
+def test_a_task_gets_the_memory_that_those_before_it_in_its_process_hold(
+    driver: Path, pool: sky.Pool, tmp_path: Path
+) -> None:
+    slot, marks = pool.slots()[0].slot, tmp_path / "marks"
+    on = {"slot": slot}
+
+    def starts() -> list[str]:
+        return marks.read_text().split() if marks.exists() else []
+
+    before = pool.submit(Task(load, (str(driver), 60e9)).options(**on)).result(timeout=60)
+    after = pool.submit(Task(wants, (str(marks), 1)).options(**on)).result(timeout=60)
+    assert starts() == [str(before), str(after)] and before != after
+    # One that has no room in a new process either ends with that, and no third start.
+    marks.unlink()
+    pool.submit(Task(load, (str(driver), 60e9)).options(**on)).result(timeout=60)
+    with pytest.raises(RuntimeError, match="CUDA out of memory"):
+        pool.submit(Task(wants, (str(marks),)).options(**on)).result(timeout=60)
+    assert len(starts()) == 2
+    # Where little is in use, as a context is, the task itself is the reason.
+    marks.unlink()
+    pool.submit(Task(load, (str(driver), 5e8)).options(**on)).result(timeout=60)
+    with pytest.raises(RuntimeError, match="CUDA out of memory"):
+        pool.submit(Task(wants, (str(marks),)).options(**on)).result(timeout=60)
+    assert len(starts()) == 1
+
+
+def opened(file: str) -> int:
+    """Stands for a task that opens a device, as far as files tell."""
+    device.FILES = (file,)
+    os.open(file, os.O_RDONLY)
+    return os.getpid()
+
+
+def test_a_program_gets_a_slot_whose_process_has_no_device_open(pool: sky.Pool, tmp_path: Path) -> None:
+    """Scripts and ranks have processes of their own, beside which that of the slot is not to hold memory."""
+    file, program = tmp_path / "device", tmp_path / "program.py"
+    file.touch()
+    program.write_text("import os; print(os.getppid())")
+
+    def parent() -> int:
+        lines: list[str] = []
+        run_script(pool, program, on_line=lambda _, text: lines.append(text))
+        return int(lines[0])
+
+    # Nothing is open there: the processes stay.
+    assert parent() in Task(os.getpid, ()) @ pool
+    before = Task(opened, (str(file),)) @ pool
+    assert parent() not in before
+    (rank,) = pool.launch(os.getppid, nodes=1, per_node=1, framework="none")
+    assert rank not in before

@@ -302,6 +302,39 @@ def test_what_python_lets_run_for_a_pool_of_the_task_is_ended_and_not_said(fleet
     assert lines == ["last"]
 
 
+def compile_worker(program: str) -> int:
+    return subprocess.Popen([sys.executable, program]).pid
+
+
+def test_what_a_library_keeps_for_its_process_stays_as_long(pool: Any, one: Any, tmp_path: Path) -> None:
+    program = tmp_path / "torch/_inductor/compile_worker/__main__.py"
+    program.parent.mkdir(parents=True)
+    program.write_text("import subprocess; subprocess.run(['sleep', '986'])")
+    pid = on(pool, one, compile_worker, str(program))
+    assert on(pool, one, os.getpid) and Path(f"/proc/{pid}").exists()
+    on(pool, one, os.getpid, fresh=True)
+    eventually(lambda: not Path(f"/proc/{pid}").exists())
+
+
+def how_processes_start() -> tuple[str, str, int]:
+    """Starts one without saying how; one that is forked needs no function that can be pickled."""
+    ours, theirs = multiprocessing.Pipe()
+    method = multiprocessing.get_start_method()
+    target: Callable[[int], object] = (lambda number: theirs.send(number)) if method == "fork" else theirs.send
+    process = multiprocessing.Process(target=target, args=(7,))
+    process.start()
+    try:
+        return multiprocessing.current_process().name, method, ours.recv()
+    finally:
+        process.join()
+
+
+def test_processes_start_as_in_a_program(pool: Any, one: Any) -> None:
+    program = "import multiprocessing as m; print(m.current_process().name, m.get_start_method())"
+    name, method = subprocess.check_output([sys.executable, "-c", program], text=True).split()
+    assert on(pool, one, how_processes_start) == (name, method, 7)
+
+
 def test_a_fork_that_returns_ends_there(pool: Any, one: Any) -> None:
     def forks(how: str) -> tuple[str, int]:
         if (pid := os.fork()) == 0:

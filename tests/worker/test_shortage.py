@@ -164,3 +164,15 @@ def test_lines_of_a_program() -> None:
     assert line is not None and line.startswith("torch.OutOfMemoryError")
     assert Shortage.read(json.loads(shortage.of_line(line) or "")).asked == round(1.96 * GIB)
     assert shortage.in_lines(lines[:1]) is None
+
+
+@pytest.mark.parametrize(("said", "taken"), [("", None), ("true", None), ("false", 7_000_000_000)])
+def test_what_jax_takes_at_once_is_no_need_of_the_task(
+    monkeypatch: pytest.MonkeyPatch, said: str, taken: int | None
+) -> None:
+    """Of an H100 it took 65 GB for any task; 280 GB were told to be needed where 215 GB were asked for."""
+    monkeypatch.setattr(shortage, "_read", lambda _: 7_000_000_000)
+    if said:
+        monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", said)
+    found = shortage.of(error("jax.errors", "JaxRuntimeError", JAX))
+    assert found is not None and Shortage.read(found).taken == taken
