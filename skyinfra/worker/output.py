@@ -279,8 +279,8 @@ def cut(file: str, key: str) -> None:
 def find(folder: Path, key: str) -> Path | None:
     """Returns the newest output of a task whose key begins with *key*, or None."""
     with contextlib.suppress(OSError):
-        files = [file for file in (folder / FOLDER).iterdir() if file.name.startswith(key) and file.suffix == ".log"]
-        return max(files, key=lambda file: file.stat().st_mtime_ns, default=None)
+        found = (file for _, file in _newest_first(folder / FOLDER))
+        return next((file for file in found if file.name.startswith(key) and file.suffix == ".log"), None)
     return None
 
 
@@ -308,12 +308,20 @@ def flush() -> None:
             stream.flush()
 
 
+def _newest_first(folder: Path) -> list[tuple[os.stat_result, Path]]:
+    """Returns the files in *folder*, without those that tasks of other slots remove or rename meanwhile."""
+    found = []
+    for file in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found.append((file.stat(), file))
+    return sorted(found, key=lambda item: -item[0].st_mtime_ns)
+
+
 def _prune(folder: Path) -> None:
     """Makes the folder, and removes the oldest output from it."""
     folder.mkdir(exist_ok=True)
-    found = sorted(((file.stat(), file) for file in folder.iterdir()), key=lambda item: -item[0].st_mtime_ns)
     total = 0
-    for number, (stat, file) in enumerate(found):
+    for number, (stat, file) in enumerate(_newest_first(folder)):
         total += stat.st_size
         if number >= _KEPT_FILES or total > _KEPT_BYTES:
             file.unlink(missing_ok=True)

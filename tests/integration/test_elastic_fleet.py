@@ -28,6 +28,8 @@ QUEUE = """
     def work(number: int, folder: str) -> int:
         import os, time
         time.sleep(1)
+        while os.path.exists(os.path.join(folder, "hold")):
+            time.sleep(0.1)
         with open(os.path.join(folder, "ran"), "a") as file:
             file.write(f"{number} {sky.instance_info().node}\\n")
         return number
@@ -100,9 +102,11 @@ def ran(project: Path) -> list[int]:
 def test_it_grows_to_the_most_and_goes_back_to_nothing_and_every_plan_is_empty(project: Path) -> None:
     skyinfra(project, "deploy", "--auto-approve")
     assert has(project, 0) and unchanged(project)
+    (project / "hold").touch()
     queue = started(project, "crowd.py", str(project))
     until(lambda: has(project, 4), seconds=120)
     assert size(project)["why"].endswith("wait for a slot") and unchanged(project)
+    (project / "hold").unlink()
     assert queue.wait(timeout=300) == 0 and ran(project) == list(range(24))
     until(lambda: has(project, 0), seconds=120)
     assert size(project)["why"].endswith("had no task for a while") and unchanged(project)

@@ -117,6 +117,22 @@ print("after")
     assert output.find(tmp_path / "no", "task") is None
 
 
+def test_output_that_other_slots_remove_meanwhile_costs_none_of_the_task(tmp_path: Path) -> None:
+    """Every so many tasks the folder is looked through: a task had no output where a file went in that moment."""
+    code = f"""
+from pathlib import Path
+from skyinfra.worker import output
+with output.captured("mine-1", Path({str(tmp_path)!r})):
+    print("hello")
+"""
+    (tmp_path / "tasks").mkdir()
+    # Listed, and not there when it is looked at.
+    (tmp_path / "tasks/other-1.log").symlink_to("gone")
+    subprocess.run([sys.executable, "-c", code], check=True)
+    found = output.find(tmp_path, "mine")
+    assert found == tmp_path / "tasks/mine-1.log" and found.read_text() == "hello\n"
+
+
 def test_a_program_that_nobody_asks_for_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands, "_ABANDONED_S", 0.3)
     found = Commands(tmp_path)
