@@ -143,7 +143,7 @@ def test_the_readings_of_the_node_where_the_library_does_not_say(
     none = {**figures, "memory_peak": 0}
     for task, read, taken in (("train-1", figures, 9_000_000_000), ("train-1", none, None), ("another", figures, None)):
         (tmp_path / "figures.json").write_text(json.dumps({"1": {"task": task, "figures": read}}))
-        found = shortage.of(RuntimeError(JAX))
+        found = shortage.of(RuntimeError("CUDA error: out of memory"))
         assert found is not None and Shortage.read(found).taken == taken
     (tmp_path / "figures.json").write_text("{")
     assert shortage.of(RuntimeError(JAX)) is not None
