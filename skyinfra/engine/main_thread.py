@@ -6,6 +6,7 @@ So signals reach the task, as in a program, and those that end it wake it wherev
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import traceback
 from collections.abc import Callable
@@ -86,6 +87,12 @@ def replace_after_task() -> None:
     _replaced = True
     # Before the news that the task has ended, after which Dask would start the next one.
     worker.loop.asyncio_loop.call_soon_threadsafe(worker.replace)
+
+
+def is_rescheduled(error: BaseException) -> bool:
+    """Returns whether *error* is that of `admit`, with which the task is placed anew."""
+    distributed = sys.modules.get("distributed")
+    return _replaced and distributed is not None and isinstance(error, distributed.Reschedule)
 
 
 def is_replaced() -> bool:

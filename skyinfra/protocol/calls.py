@@ -45,7 +45,7 @@ PLACE = "SKYINFRA_PLACE"
 # Which of the files that the script writes its client wants: a JSON list of lines as in a .gitignore, perhaps empty.
 FETCH = "SKYINFRA_FETCH"
 # Fields of a header that earlier nodes do not know.
-_LATE = ("secrets", "env", "workdir", "fresh", "stream", "adopted", "alone")
+_LATE = ("secrets", "env", "workdir", "fresh", "stream", "adopted")
 # Characters of the problem of a job.
 _PROBLEM = 300
 
@@ -89,7 +89,7 @@ class Header:
     while it runs. workdir: the path in the tree of the folder that its working directory is a copy of. fresh: it runs
     in a process that has run no task before, and runs none after it. stream: its function is a generator, whose items
     are sent as they come. adopted: an attempt of a job that began before its head did: its outcome is wanted, and it is
-    not started. alone: it is done by processes of its own, for which this one is not to hold memory of the device.
+    not started.
     """
 
     key: str
@@ -107,7 +107,6 @@ class Header:
     fresh: bool = False
     stream: bool = False
     adopted: bool = False
-    alone: bool = False
 
     def dumps(self) -> bytes:
         """One line of JSON. Earlier nodes know nothing of what came later, and get no word of what is not used."""

@@ -92,8 +92,6 @@ class Shipment:
             env={**(env or {}), **(task.settings.env or {})} or None,
             workdir=workdir,
             stream=self.stream,
-            # Our own functions, which start programs and ranks.
-            alone=str(getattr(task.function, "__module__", "")).startswith("skyinfra.worker."),
             **task.settings.of("node"),
         )
 

@@ -55,6 +55,9 @@ from skyinfra.worker.secrets import Masker
 
 F = TypeVar("F")
 
+# Modules whose functions do their work in processes of their own.
+_PROGRAMS = ("skyinfra.worker.scripts", "skyinfra.worker.ranks")
+
 # A chunk is made to take less than half of that.
 _LONGEST_S = 0.1
 # A chunk sends its outcomes when they are so many bytes, and at its end.
@@ -95,10 +98,8 @@ def run(header: bytes, call: bytes) -> Outcome | list[tuple[str, Outcome]] | byt
         return kept
     if task.adopted:
         return b""
-    # Objects that stay are to stay.
-    free = not stateful.any_kept()
-    used = main_thread.admit(fresh=task.fresh or (task.alone and free and device.is_open()))
-    shortage.begin(used=used and free)
+    used = main_thread.admit(fresh=task.fresh)
+    shortage.begin(used=used and not stateful.any_kept())
     worker = get_worker()
 
     def report(kind: str, key: str, content: object) -> None:
@@ -118,7 +119,11 @@ def run(header: bytes, call: bytes) -> Outcome | list[tuple[str, Outcome]] | byt
     sender = streaming.ItemSender(task.key, give) if task.stream else None
     if task.whole:
         carried.begin(task.key)
-    outcome = _execute(task, call, report, say if task.echo else None, sender)
+    try:
+        outcome = _execute(task, call, report, say if task.echo else None, sender)
+    except BaseException:  # `_for_itself`
+        carried.forget(task.key)
+        raise
     _count()
     faults.settle(worker)
     if task.whole:
@@ -177,7 +182,9 @@ def _execute(
             if late and outcome.failure is None:  # it ran a program, or caught what was to end it
                 raise KeyboardInterrupt
             return outcome
-    except BaseException as error:  # noqa: BLE001 - a task may raise anything, sys.exit and Ctrl-C included
+    except BaseException as error:  # a task may raise anything, sys.exit and Ctrl-C included
+        if main_thread.is_rescheduled(error):
+            raise
         if isinstance(error, KeyboardInterrupt):
             # Without what it interrupted, of which nothing is asked any more: that may be what did not end.
             error = (_late(task) if late else KeyboardInterrupt()).with_traceback(error.__traceback__)
@@ -237,6 +244,7 @@ def _call(
         with cancellation.reachable():
             end(_raised(task, error, masker))
             return
+    _for_itself(function)
     with fence.around(), cancellation.reachable():
         calling = fence.Call()
         try:
@@ -253,6 +261,13 @@ def _call(
             if faults.of_own(function, error) or (is_late() and isinstance(error, KeyboardInterrupt)):
                 raise
             end(_raised(task, error, masker))
+
+
+def _for_itself(function: Callable[..., object]) -> None:
+    """Raises `distributed.Reschedule` where *function* starts a program, which needs the device, and this process may
+    hold memory of it: another one takes its place. One with objects that stay is left."""
+    if getattr(function, "__module__", "") in _PROGRAMS and not stateful.any_kept() and device.is_open():
+        main_thread.admit(fresh=True)
 
 
 def _raised(task: Header, error: BaseException, masker: Masker | None) -> Outcome:

@@ -70,7 +70,7 @@ def of(error: BaseException) -> dict[str, Any] | None:
         if text is not None:
             found = _shortage(text, instance_info())
             error.add_note(str(found))
-            return found.to_json()
+            return _document(found)
     return None
 
 
@@ -82,8 +82,13 @@ def in_lines(lines: Iterable[Sequence[str]]) -> str | None:
 def of_line(text: str) -> str | None:
     """Returns the `Shortage` behind a line of `in_lines`, as JSON; None outside of a task."""
     with contextlib.suppress(SkyinfraError, ValueError):
-        return json.dumps(_shortage(text, instance_info()).to_json())
+        return json.dumps(_document(_shortage(text, instance_info())))
     return None
+
+
+def _document(found: Shortage) -> dict[str, Any]:
+    """Returns *found* as JSON, without what clients of the version before do not know where it says nothing."""
+    return {name: value for name, value in found.to_json().items() if name != "held" or value is not None}
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

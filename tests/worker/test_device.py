@@ -15,10 +15,11 @@ import pynvml
 import pytest
 from fake_nvml.fake_machine import FakeMachine
 from local_fleets.client_fixtures import eventually
+from local_fleets.running_node import RunningNode, h100
 
 import skyinfra as sky
 from skyinfra.client import open_pool
-from skyinfra.client.script import run_script
+from skyinfra.client.script import detach_script, run_script
 from skyinfra.node import device
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.tasks import Task
@@ -226,3 +227,15 @@ def test_a_program_gets_a_slot_whose_process_has_no_device_open(pool: sky.Pool, 
     assert parent() not in before
     (rank,) = pool.launch(os.getppid, nodes=1, per_node=1, framework="none")
     assert rank not in before
+
+
+def test_a_job_that_is_a_program_gets_such_a_slot_too(make_node: Callable[..., RunningNode], tmp_path: Path) -> None:
+    node, file, program = make_node(accelerator=h100(())), tmp_path / "device", tmp_path / "program.py"
+    file.touch()
+    program.write_text("import os; print(os.getppid())")
+    node.boot()
+    with node.pool() as pool:
+        before = pool.submit(Task(opened, (str(file),))).result(timeout=60)
+        job = detach_script(pool, program, name="program")
+        assert job.result(timeout=60) == 0 and job.info().attempts == 1
+        assert int(job.logs()) != before
