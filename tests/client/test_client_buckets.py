@@ -56,5 +56,5 @@ def test_another_fleet_goes_on_where_one_was_taken_back(
     with open_pool(second.manifest) as pool:
         assert train(server.url, 6, None) >> pool == (3, [0, 1, 2, 3, 4, 5])
     # One is left, and the key is in no file of either fleet.
-    assert [name.rpartition("/")[2] for name in server.names()] == ["data", "whole.json"], server.requests
+    assert [name.rpartition("/")[2] for name in server.names()] == ["data", "whole.json"]
     assert not [*files_with(key, first.root), *files_with(key, second.root)]
