@@ -36,7 +36,8 @@ def advice(shortage: Shortage, slots: Iterable[InstanceInfo]) -> str:
             for group in kinds[:_SHOWN]
         )
         return f"This fleet has larger slots: {shown}. Ask for one: @sky.compute(gpu_memory_gb={least})."
-    known = all(slot.memory_gb for slot in slots)
+    # A slot of CPUs has none.
+    known = all(slot.memory_gb or slot.accelerator is None for slot in slots)
     lines = [f"No slot of this fleet {'has' if known else 'is known to have'} {least} GB."]
     profile = _profile(shortage, least)
     if profile is not None:

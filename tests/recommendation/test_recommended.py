@@ -31,10 +31,14 @@ def test_the_smallest_slots_of_the_fleet_that_have_room() -> None:
 
 
 def test_else_a_larger_profile_and_an_offer() -> None:
-    said = advice(SHORT, [slot(0, "1g.10gb", 10), slot(1, None, None)])
+    cpu = InstanceInfo("n0", 2, "n0/2", "cpu", "s/p")
+    said = advice(SHORT, [slot(0, "1g.10gb", 10), cpu])
     assert said.startswith(
         "No slot of this fleet has 14 GB. A larger profile of its GPU: 1g.20gb. The cheapest offer: "
     )
+    # A GPU whose memory nobody has said may have it.
+    unknown = advice(SHORT, [slot(0, "1g.10gb", 10), slot(1, None, None)])
+    assert unknown == said.replace("fleet has", "fleet is known to have")
     cheapest = min(
         price.usd_per_hour
         for offer in offers.load()
