@@ -139,9 +139,8 @@ class Keeping:
         if self.spent:
             text += f"; it has cost {self.spent}"
         if self.files:
-            text += (
-                f"; {counted(self.files, 'file')} that they wrote go with the fleet: `skyinfra jobs fetch` brings them"
-            )
+            files = counted(self.files, "file")
+            text += f"; {files} that they wrote will go with the fleet: `skyinfra jobs fetch` brings them"
         return text
 
 

@@ -402,7 +402,8 @@ def test_files_of_a_script_are_kept_with_its_job(
         (tmp_path / "b/out/loss.csv").write_text("mine")
     monkeypatch.undo()
     with connect(fleet) as again:
-        assert "; 2 files that they wrote go with the fleet" in str(keep(again.manifest, local_store(tmp_path, "demo")))
+        kept = str(keep(again.manifest, local_store(tmp_path, "demo")))
+        assert "; 2 files that they wrote will go with the fleet" in kept
     job.forget()
     until(lambda: not list((head.path / "kept").iterdir()), "its files go with it")
 
