@@ -29,7 +29,7 @@ _LONGEST = 60
 
 
 # What libraries keep for their process as long as that lives, by a part of its command: the processes that compile for
-# `torch.compile`, without which a later call of it waits for ever, or compiles anew what they have.
+# `torch.compile`, and are made once.
 _OF_LIBRARIES = ("torch/_inductor/compile_worker/",)
 
 # By the key of an object: its processes, each by its id and its start.
