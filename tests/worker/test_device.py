@@ -160,6 +160,14 @@ def test_memory_in_use_by_cuda(driver: Path, variables: dict[str, str], found: i
     assert done.stdout.split() == ["None", str(found)]
 
 
+@pytest.fixture
+def emptied(pool: sky.Pool) -> sky.Pool:
+    """The pool, whose processes keep none of the objects of other tests, for which they would not be replaced."""
+    pool.broadcast(Task(process).options(fresh=True))
+    eventually(lambda: len(pool.slots()) == 4)
+    return pool
+
+
 def load(driver: str, used: float) -> int:
     """Stands for a task that leaves *used* bytes in its process."""
     ctypes.CDLL(driver)
@@ -178,9 +186,10 @@ def wants(marks: str, most: int = 99) -> int:
 
 
 def test_a_task_gets_the_memory_that_those_before_it_in_its_process_hold(
-    driver: Path, pool: sky.Pool, tmp_path: Path
+    driver: Path, emptied: sky.Pool, tmp_path: Path
 ) -> None:
-    slot, marks = pool.slots()[0].slot, tmp_path / "marks"
+    pool, marks = emptied, tmp_path / "marks"
+    slot = pool.slots()[0].slot
     on = {"slot": slot}
 
     def starts() -> list[str]:
@@ -210,9 +219,9 @@ def opened(file: str) -> int:
     return os.getpid()
 
 
-def test_a_program_gets_a_slot_whose_process_has_no_device_open(pool: sky.Pool, tmp_path: Path) -> None:
+def test_a_program_gets_a_slot_whose_process_has_no_device_open(emptied: sky.Pool, tmp_path: Path) -> None:
     """Scripts and ranks have processes of their own, beside which that of the slot is not to hold memory."""
-    file, program = tmp_path / "device", tmp_path / "program.py"
+    pool, file, program = emptied, tmp_path / "device", tmp_path / "program.py"
     file.touch()
     program.write_text("import os; print(os.getppid())")
 
