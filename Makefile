@@ -81,11 +81,11 @@ fake-nvml: debian
 	@$(PYTHON) tests/fake_nvml/build.py build/fake-nvml
 
 # The fake driver is written in C, units are checked by systemd's own program, networks are made by ip, and jobs are run
-# by Slurm; some volumes hold XFS. Without them their tests fail under CI and are skipped elsewhere.
+# by Slurm; some volumes hold XFS, and rclone mounts buckets. Without them their tests fail under CI and are skipped elsewhere.
 debian:
-	@(for program in "$${CC:-gcc}" systemd-analyze ip nft sbatch mkfs.xfs; do command -v "$$program" || exit 1; done) >/dev/null || test "$$(id -u)" != 0 || \
+	@(for program in "$${CC:-gcc}" systemd-analyze ip nft sbatch mkfs.xfs rclone fusermount3; do command -v "$$program" || exit 1; done) >/dev/null || test "$$(id -u)" != 0 || \
 	  { apt-get update -qq && apt-get install -y -qq --no-install-recommends gcc libc6-dev systemd iproute2 nftables \
-	  munge slurm-client slurmctld slurmd xfsprogs; } >&2 || true
+	  munge slurm-client slurmctld slurmd xfsprogs rclone fuse3; } >&2 || true
 
 # PyTorch for the ranks of some tests; nothing is installed. Apt is asked after `debian` has.
 torch: debian

@@ -31,6 +31,7 @@ _NAMES = {
     "skyinfra.protocol.manifest": "Manifest",
     "skyinfra.protocol.secrets": "Secret",
     "skyinfra.providers.base": "cheapest",
+    "skyinfra.providers.mounts": "Mount",
     "skyinfra.providers.volumes": "Volume",
     "skyinfra.recommendation": "recommend",
     "skyinfra.stack": "FleetStack",

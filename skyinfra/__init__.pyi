@@ -138,6 +138,7 @@ from skyinfra.providers.gcp import GCP as GCP
 from skyinfra.providers.gcptpu import GCPTPU as GCPTPU
 from skyinfra.providers.lambdalabs import Lambda as Lambda
 from skyinfra.providers.local import Local as Local
+from skyinfra.providers.mounts import Mount as Mount
 from skyinfra.providers.nebius import Nebius as Nebius
 from skyinfra.providers.oci import OCI as OCI
 from skyinfra.providers.runpod import RunPod as RunPod

@@ -33,6 +33,7 @@ from skyinfra.protocol.packages import PackageSource
 from skyinfra.providers import Request, Selection
 from skyinfra.providers.cloud import CloudProvider
 from skyinfra.providers.data import Idle
+from skyinfra.providers.mounts import check as check_mounts
 from skyinfra.providers.volumes import beside
 
 # A node of a pool whose size follows the work ends after so many seconds without a task, where nothing is declared.
@@ -189,6 +190,7 @@ def compile_pool(pool: ComputePool, stack: str, nodes: int | None = None) -> Dep
     pool, scale = scaled(pool, stack, nodes)
     if (provider := beside(pool.provider, pool.volumes, pool.most_nodes)) is not pool.provider:
         pool = pool.model_copy(update={"provider": provider})
+    check_mounts(pool.provider, pool.mounts, pool.volumes)
     idle_s = _node_idle_seconds(pool)
     request = replace(_request(pool), most=scale.max if scale is not None else 0)
     selection = pool.provider.select(request)
@@ -272,6 +274,7 @@ def _request(pool: ComputePool) -> Request:
         labels=pool.labels,
         rdma=pool.rdma,
         volumes=pool.volumes,
+        mounts=pool.mounts,
         replace_sick=pool.replace_sick,
     )
 
@@ -468,6 +471,8 @@ def revision(deployment: Deployment) -> str:
     if pool.volumes:
         # A node mounts them at its first boot.
         declared["volumes"] = {path: volume.name for path, volume in pool.volumes.items()}
+    if pool.mounts:
+        declared["mounts"] = [[each.source, each.path, each.mode, each.cache] for each in pool.mounts]
     return hashlib.sha256(json.dumps(declared, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -20,6 +20,7 @@ from skyinfra.mig import Follow, parts
 from skyinfra.plugins import Environment, Mig
 from skyinfra.protocol.secrets import Secret
 from skyinfra.providers import Places, Provider, kinds, strings
+from skyinfra.providers.mounts import Mounts
 from skyinfra.providers.volumes import Volumes
 
 if TYPE_CHECKING:
@@ -267,7 +268,8 @@ class ComputePool(Declaration):
     everything that is created. stack: the stack of a pool that is used as ``with sky.ComputePool(...) as pool:``.
     layout: ``sky.mig.Follow(among=[...])``: the GPUs change between these layouts as the work asks for it; the declared
     one is that which a node begins with, or the first of them. volumes: that outlive the fleet, by the path where nodes
-    mount them: ``{"/data": sky.Volume(...)}``. stop_after_idle: such as ``"30m"``: the nodes end themselves when
+    mount them: ``{"/data": sky.Volume(...)}``. mounts: folders of buckets that every node mounts:
+    ``[sky.Mount("s3://my-bucket/data", "/data")]``. stop_after_idle: such as ``"30m"``: the nodes end themselves when
     nothing has used the fleet for that long; the next deploy makes them anew. max_lifetime: such as ``"12h"``: they end
     then, whatever runs. A pool that declares none of them, or ``"never"``, stays; a ``with`` block of machines that
     cost something has limits of its own. budget: what the fleet may cost in all, ``sky.Budget(usd=200)``. replace_sick:
@@ -298,6 +300,7 @@ class ComputePool(Declaration):
     labels: Mapping[str, str] = Field(default_factory=dict)
     layout: InstanceOf[Follow] | None = None
     volumes: Volumes = Field(default_factory=dict)
+    mounts: Mounts = ()
     stop_after_idle: DurationOrNever | None = None
     max_lifetime: DurationOrNever | None = None
     budget: Budget | None = None

@@ -33,7 +33,7 @@ PYTHON = {
     ),
     "declare": (
         "ComputePool: what is declared",
-        "ComputePool Image Worker Range Budget Volume FleetStack HCPTerraform LocalState S3 plugins",
+        "ComputePool Image Worker Range Budget Volume Mount FleetStack HCPTerraform LocalState S3 plugins",
     ),
     "accelerators": (
         "Accelerators",

@@ -161,6 +161,30 @@ resource "aws_iam_role_policy" "end" {
   })
 }
 
+# What nodes mount. Mounting lists, and whether an object is there is answered only to who may list its bucket.
+resource "aws_iam_role_policy" "buckets" {
+  count = local.own_profile && length(var.buckets) > 0 ? 1 : 0
+
+  name = "buckets"
+  role = aws_iam_role.this[0].name
+
+  policy = jsonencode({
+    Version = "2012-10-17"
+    Statement = flatten([for each in var.buckets : [
+      {
+        Effect   = "Allow"
+        Action   = ["s3:ListBucket"]
+        Resource = "arn:${data.aws_partition.current[0].partition}:s3:::${each.bucket}"
+      },
+      {
+        Effect   = "Allow"
+        Action   = concat(["s3:GetObject"], each.write ? ["s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"] : [])
+        Resource = "arn:${data.aws_partition.current[0].partition}:s3:::${each.bucket}/${each.prefix == "" ? "" : "${each.prefix}/"}*"
+      },
+    ]])
+  })
+}
+
 resource "aws_iam_instance_profile" "this" {
   count = local.own_profile ? 1 : 0
 

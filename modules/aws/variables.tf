@@ -294,6 +294,18 @@ variable "volumes" {
   }
 }
 
+variable "buckets" {
+  description = "What the user data mount of buckets, which are there already: the module's role may read it below the prefix, and write it where `write` says so. With iam_instance_profile the rights are those of that role."
+  type        = list(object({ bucket = string, prefix = optional(string, ""), write = optional(bool, false) }))
+  default     = []
+  nullable    = false
+
+  validation {
+    condition     = alltrue([for each in var.buckets : can(regex("^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$", each.bucket)) && !can(regex("(^/|/$|[*?$])", each.prefix))])
+    error_message = "buckets: the name of a bucket has 3 to 63 lower-case letters, digits, dots and hyphens; a prefix begins and ends without a slash."
+  }
+}
+
 variable "head_volume_gb" {
   description = "The volume with the jobs of the head in GiB (encrypted gp3), which outlives a head that is replaced. It may only grow; the head takes the room at its next boot."
   type        = number

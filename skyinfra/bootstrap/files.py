@@ -60,7 +60,9 @@ def files(deployment: Deployment, config: NodeConfig) -> list[NodeFile]:
         started.append("skyinfra-metrics.service")
     ends_s = _FAILED_S if config.node_idle_seconds else 0
     composed = steps.compose(deployment, config, units=tuple(started))
-    carried = program.modules(data.boot.delivery, volumes=bool(deployment.pool.volumes))
+    pool = deployment.pool
+    mounted = frozenset(name for name, given in (("volumes", pool.volumes), ("buckets", pool.mounts)) if given)
+    carried = program.modules(data.boot.delivery, mounted=mounted)
     return [
         NodeFile(
             places.SLICE if config.slice_hosts else places.CONFIG,

@@ -22,20 +22,22 @@ _FOLDER = Path(skyinfra.__file__).with_name("first_boot")
 _STAYS = "report_client.py"
 # By module: the delivery of the runner that it is for.
 _FOR = {"gce.py": "metadata", "slices.py": "metadata"}
-# For the volumes of a pool, where it has some.
-_OF_VOLUMES = "mounts.py"
+# For what nodes mount, where they do.
+_MOUNTED = {"mounts.py": "volumes", "buckets.py": "buckets"}
 
 
 @cache
-def modules(delivery: Delivery, *, volumes: bool = False) -> tuple[tuple[str, str], ...]:
+def modules(delivery: Delivery, *, mounted: frozenset[str] = frozenset()) -> tuple[tuple[str, str], ...]:
     """File name and source of each module, in order; the same text for the same code, whichever Python compiles.
 
-    delivery: of the runner's wheel. volumes: whether the nodes mount some.
+    delivery: of the runner's wheel. mounted: what the nodes mount, "volumes" and "buckets".
     """
     files = [
         path
         for path in sorted(_FOLDER.glob("*.py"))
-        if path.name not in (_STAYS, *(() if volumes else (_OF_VOLUMES,))) and _FOR.get(path.name, delivery) == delivery
+        if path.name != _STAYS
+        and _FOR.get(path.name, delivery) == delivery
+        and (path.name not in _MOUNTED or _MOUNTED[path.name] in mounted)
     ]
     return tuple((path.name, stripped(path.read_text(encoding="utf-8"))) for path in files)
 

@@ -16,7 +16,7 @@ from typing import Any
 from skyinfra import mig
 from skyinfra.bootstrap import places, runner_wheel
 from skyinfra.compiler import Deployment
-from skyinfra.first_boot import conditions, disks, mounts, operations, slices
+from skyinfra.first_boot import buckets, conditions, disks, mounts, operations, slices
 from skyinfra.mig import drivers
 from skyinfra.protocol.nodeconfig import (
     BUCKET_PLACEHOLDER,
@@ -35,6 +35,8 @@ _MADE = 1_767_225_600
 # Not read by client and workers from each other, but what the runner was tested with.
 _TESTED = ("cryptography", "nvidia-ml-py")
 _GROUPS = ("video", "render", "neuron")
+# What mounts a bucket.
+_FOR_BUCKETS = ("fuse3", "rclone")
 # What of the node's folder outlives a head: its jobs, and the files that they need.
 _STATE = ("jobs", "kept")
 _NAMES = {kind: name for name, kind in operations.OPERATIONS.items()}
@@ -63,6 +65,7 @@ Operation = (
     | disks.Volume
     | operations.Units
     | mounts.Mount
+    | buckets.Bucket
     | slices.SliceHost
 )
 
@@ -137,8 +140,8 @@ def _steps(deployment: Deployment, config: NodeConfig, units: tuple[str, ...]) -
     if traits.scratch is not None:
         scratch = disks.Scratch(traits.scratch, places.SCRATCH, "skyinfra", places.USER)
         yield Step("instance store", scratch, 5 * _MINUTE, attempts=2)
-    if image.apt:
-        packages = operations.Packages(list(image.apt), places.APT_STAMP)
+    if apt := [*image.apt, *(_FOR_BUCKETS if deployment.pool.mounts else ())]:
+        packages = operations.Packages(list(dict.fromkeys(apt)), places.APT_STAMP)
         yield Step("packages of the system", packages, 15 * _MINUTE, attempts=3)
     accelerator = None if config.scheduler_only or config.simulate else config.accelerator
     if accelerator is not None and (accelerator.vendor == "nvidia" or accelerator.vendor in operations.Driver.DEVICES):
@@ -164,13 +167,19 @@ def _steps(deployment: Deployment, config: NodeConfig, units: tuple[str, ...]) -
 
 
 def _mounts(deployment: Deployment) -> Iterator[Step]:
-    """Yields a step for each volume that outlives the fleet. Terraform attaches disks when the machine runs."""
+    """Yields a step for each volume that outlives the fleet, and for each folder of a bucket. Terraform attaches disks
+    when the machine runs."""
     for index, (path, volume) in enumerate(deployment.pool.volumes.items()):
         data = volume.data
         devices = [each.replace("{letter}", "ghijklmn"[index]).replace("{index}", str(index)) for each in data.devices]
         ids = VOLUMES_PLACEHOLDER if any("{}" in each for each in devices) else ""
         mounted = mounts.Mount(volume.name, path, places.USER, data.mounted, devices, ids, index)
         yield Step(f"volume {volume.name}", mounted, 10 * _MINUTE, attempts=30)
+    for index, mount in enumerate(deployment.pool.mounts):
+        unit = f"{places.UNITS}/skyinfra-mount-{index}.service"
+        bucket = buckets.Bucket(mount.source, mount.path, mount.mode, mount.cache, places.USER, unit)
+        # IAM may take a minute until a role has what it was given.
+        yield Step(f"bucket at {mount.path}", bucket, 10 * _MINUTE, attempts=30)
 
 
 def carries_runner(deployment: Deployment) -> bool:

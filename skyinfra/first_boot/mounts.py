@@ -91,3 +91,6 @@ def _grown(device: str) -> bool:
     with open(device, "rb") as file:  # noqa: PTH123
         end = file.seek(0, os.SEEK_END)
     return end > 1.01 * int(said.get("Block count", 0)) * int(said.get("Block size", 0)) > 0
+
+
+OPERATIONS = {"mount": Mount}

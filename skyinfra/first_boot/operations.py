@@ -16,6 +16,7 @@ import shutil
 import sys
 import zipfile
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import ClassVar
 
@@ -160,7 +161,7 @@ class Packages:
 
     def do(self) -> None:
         if not shutil.which("apt-get"):
-            raise Failed("image.apt is for Debian and Ubuntu: this machine has no apt-get")
+            raise Failed("packages need Debian or Ubuntu: this machine has no apt-get")
         # What an earlier attempt has left half done.
         output("dpkg", "--configure", "-a")
         apt_get("update")
@@ -404,12 +405,7 @@ OPERATIONS = {
     "volume": Volume,
     "units": Units,
 }
-with contextlib.suppress(ImportError):
-    # Only nodes that can be hosts of a slice have it.
-    from .slices import SliceHost
-
-    OPERATIONS["slice_host"] = SliceHost
-with contextlib.suppress(ImportError):
-    from .mounts import Mount
-
-    OPERATIONS["mount"] = Mount
+# Only nodes that need them have these.
+for _module in "slices", "mounts", "buckets":
+    with contextlib.suppress(ImportError):
+        OPERATIONS.update(import_module(f"{__package__}.{_module}").OPERATIONS)

@@ -78,3 +78,6 @@ def _attribute(name: str) -> str:
         return gce.metadata(f"attributes/{name}").strip()
     except OSError as error:
         raise Failed(f"the metadata of this host have no {name}: {error}") from None
+
+
+OPERATIONS = {"slice_host": SliceHost}

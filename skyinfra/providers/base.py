@@ -24,8 +24,8 @@ class Request:
     nothing is asked. max_hourly_cost: USD per hour and node. python, runner, apt: what the image needs beyond Python
     packages. labels: of everything that is made. rdma: whether the nodes reach each other's memory. elastic:
     whether the number of nodes follows the work, *nodes* at most. most: of the nodes that later applies may ask for, 0
-    where there are always as many. volumes: by the paths where nodes mount them. replace_sick: whether nodes are to be
-    replaced that are sick.
+    where there are always as many. volumes: by the paths where nodes mount them. mounts: folders of buckets that they
+    mount. replace_sick: whether nodes are to be replaced that are sick.
     """
 
     accelerators: tuple[Accelerator, ...]
@@ -43,6 +43,7 @@ class Request:
     elastic: bool = False
     most: int = 0
     volumes: Mapping[str, Declaration] = field(default_factory=dict)
+    mounts: Sequence[Declaration] = ()
     replace_sick: bool = False
 
     @property

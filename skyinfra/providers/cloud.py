@@ -21,6 +21,7 @@ from skyinfra.providers.base import Provider, Request, Selection
 from skyinfra.providers.data import Data, Output, OutputStrings, Strings, kinds, read
 from skyinfra.providers.fabrics import connected, unconnected
 from skyinfra.providers.images import no_image
+from skyinfra.providers.mounts import Mount
 from skyinfra.providers.selected import SelectedMachines, check_alike, check_cap, fallback, price_note
 from skyinfra.providers.volumes import Volume
 
@@ -182,6 +183,7 @@ class CloudProvider(Provider):
             "ssh_public_key": self.ssh_public_key,
             "layout": self._layout(accelerator),
             "volumes": self._volumes(request, selected, head),
+            "buckets": _buckets(request),
             **self.inputs(selected, head),
         }
         return Selection(
@@ -427,6 +429,13 @@ def check_network(cidr: str, *, field: str) -> None:
             hint=f"For that address alone: {cidr.partition('/')[0]}/{network.max_prefixlen}"
             + (f"; for its network: {network}" if "/" in cidr else ""),
         )
+
+
+def _buckets(request: Request) -> list[dict[str, object]] | None:
+    """Returns what the role of the nodes may reach of buckets, as the module takes it; None for nothing."""
+    mounts = [each for each in request.mounts if isinstance(each, Mount)]
+    found = [(*each.source.partition("/")[::2], each.mode != "read") for each in mounts]
+    return [{"bucket": name, "prefix": prefix, "write": write} for name, prefix, write in found] or None
 
 
 def _having(has: Any) -> str:

@@ -146,14 +146,19 @@ def _zone(provider: Provider, data: VolumeData) -> str | None:
     return declared[0] if len(declared) == 1 else None
 
 
+def check_path(path: str, *, field: str) -> None:
+    """Raises `InvalidField` for a path that the tasks of a node would not see."""
+    if not _PATH.fullmatch(path) or any(part in (".", "..") for part in path.split("/")):
+        raise InvalidField("expected an absolute path such as /data", field=field, given=path)
+    if _TAKEN.fullmatch(path) or path == _OURS or path.startswith(f"{_OURS}/"):
+        hint = "Such as /data, /mnt/data or /srv/data."
+        raise InvalidField("is of the system, or not seen by tasks", field=field, given=path, hint=hint)
+
+
 def _paths(given: Mapping[str, Volume]) -> Mapping[str, Volume]:
-    """Raises `InvalidField` for a path that the tasks of a node would not see, or that is another's."""
+    """Raises `InvalidField` for a path of `check_path`, or one that is another's."""
     for path in given:
-        if not _PATH.fullmatch(path) or any(part in (".", "..") for part in path.split("/")):
-            raise InvalidField("expected an absolute path such as /data", field="volumes", given=path)
-        if _TAKEN.fullmatch(path) or path == _OURS or path.startswith(f"{_OURS}/"):
-            hint = "Such as /data, /mnt/data or /srv/data."
-            raise InvalidField("is of the system, or not seen by tasks", field="volumes", given=path, hint=hint)
+        check_path(path, field="volumes")
         if any(other != path and path.startswith(f"{other}/") for other in given):
             raise InvalidField("lies in the path of another volume", field="volumes", given=path)
     names = [volume.name for volume in given.values()]

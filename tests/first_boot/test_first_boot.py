@@ -58,8 +58,12 @@ def test_strings_are_left_as_they_are() -> None:
 def test_every_module_travels() -> None:
     # But what is for those who have the package.
     every = [path.name for path in MODULES if path.name != "report_client.py"]
-    assert [name for name, _ in modules("metadata", volumes=True)] == every
-    for delivery, without in (("metadata", {"mounts.py"}), ("bucket", {"gce.py", "slices.py", "mounts.py"})):
+    assert [name for name, _ in modules("metadata", mounted=frozenset({"volumes", "buckets"}))] == every
+    both = {"mounts.py", "buckets.py"}
+    assert [name for name, _ in modules("metadata", mounted=frozenset({"buckets"}))] == [
+        name for name in every if name != "mounts.py"
+    ]
+    for delivery, without in (("metadata", both), ("bucket", {"gce.py", "slices.py", *both})):
         assert [name for name, _ in modules(delivery)] == [name for name in every if name not in without]
 
 

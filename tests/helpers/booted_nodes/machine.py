@@ -49,6 +49,8 @@ class Machine:
     volume: Path | None = None
     # Device files besides those of the fake driver, as names below /dev.
     devices: Sequence[str] = ()
+    # Device files that it has of this machine, as names below /dev.
+    real_devices: Sequence[str] = ()
 
     def __init__(self, name: str, *, folder: Path, layers: Sequence[Path], link: Link, hardware: Hardware) -> None:
         self.name = name
@@ -207,6 +209,7 @@ class Machine:
         if self.volume is not None:
             # A container has no disks of its own to mount.
             nspawn.append(f"--bind={self.volume}:{places.STATE}")
+        nspawn += [f"--bind=/dev/{name}" for name in self.real_devices]
         for name in self.devices:
             # A file stands for the device: nothing here opens one. As with the real drivers, every user may.
             file = self._folder / "devices" / name

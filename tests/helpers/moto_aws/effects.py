@@ -76,6 +76,7 @@ def cases(mine: dict[str, Any]) -> list[Case]:
             "head_volume_gb", "smaller: EC2 shrinks no volume, and `skyinfra` refuses the plan", {"head_volume_gb": 10}
         ),
         Case("volumes", "some, with several nodes", {"volumes": [{"name": "v", "id": "vol-1", "path": "/data"}]}),
+        Case("buckets", "one", {"buckets": [{"bucket": "my-bucket", "prefix": "data"}]}),
         Case("spot", "the other", pair={"spot": True}, group={"spot": False}),
         Case("user_data_head", "another, with the same `user_data_revision`", {"user_data_head": HEAD_DATA + "# b\n"}),
         Case(

@@ -1,0 +1,329 @@
+"""Folders of buckets on a node: rclone from Debian, real mounts, and a server that speaks S3."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from first_boots.boots import program
+from local_fleets.client_fixtures import eventually
+from moto.server import ThreadedMotoServer
+from support import missing
+
+from skyinfra.first_boot.buckets import Bucket
+from skyinfra.first_boot.programs import Failed
+
+ME = pwd.getpwuid(os.getuid()).pw_name
+NAME = "a-bucket"
+RCLONE = shutil.which("rclone") or ""
+# In the place of systemd: it runs what the unit says.
+SYSTEMCTL = r"""
+import os, pathlib, re, signal, subprocess, sys, time
+verb, unit = sys.argv[1], pathlib.Path(sys.argv[0]).parents[1] / sys.argv[-1]
+process = unit.with_suffix(".pid")
+
+def active():
+    # Of one that has ended and that nobody has waited for, it is empty.
+    running = process.exists() and pathlib.Path("/proc", process.read_text(), "cmdline")
+    return bool(running and running.exists() and running.read_bytes())
+
+if verb == "is-active":
+    print("active" if active() else "inactive")
+if verb in ("stop", "restart"):
+    text = unit.read_text()
+    said = {name: re.findall(rf"^{name}=-?(.*)$", text, re.M) for name in ("ExecStartPre", "ExecStart", "ExecStop")}
+    if active():
+        for command in said["ExecStop"]:
+            subprocess.check_call(command.replace("/var/cache", str(unit.parent)), shell=True)
+        os.kill(int(process.read_text()), signal.SIGTERM)
+        while active():
+            time.sleep(0.05)
+    if verb == "restart":
+        subprocess.call(said["ExecStartPre"][0].split(), stderr=-3)
+        environment = dict(each.split("=", 1) for each in re.search("^Environment=(.*)$", text, re.M)[1].split())
+        [command] = said["ExecStart"]
+        with (unit.parent / "rclone.log").open("ab") as log:
+            command = command.replace("/var/cache", str(unit.parent)).split()
+            started = subprocess.Popen(command, env={**os.environ, **environment}, stdout=log, stderr=log)
+        process.write_text(str(started.pid))
+        mount = command[3]
+        while not os.path.ismount(mount):
+            if started.poll() is not None:
+                sys.exit(1)
+            time.sleep(0.05)
+"""
+
+pytestmark = pytest.mark.xdist_group("buckets")
+
+
+class Node:
+    """A machine whose buckets are at *url*, as far as its mounts go."""
+
+    def __init__(self, folder: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.mount = folder, folder / "data"
+        self.log = folder / "rclone.log"
+        tools = folder / "bin"
+        keys = "AWS_ACCESS_KEY_ID=k AWS_SECRET_ACCESS_KEY=s"
+        own = f"RCLONE_S3_PROVIDER=Minio RCLONE_S3_ENDPOINT={url} RCLONE_VFS_WRITE_BACK=1s"
+        # The variables of this machine would name certificates that rclone does not read.
+        program(tools, "rclone", f'exec env -u AWS_CA_BUNDLE {keys} {own} {RCLONE} "$@"')
+        program(tools, "systemctl", f'exec {sys.executable} {tools}/systemctl.py "$@"')
+        (tools / "systemctl.py").write_text(SYSTEMCTL)
+        monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+
+    def bucket(self, mode: str = "read", source: str = f"{NAME}/data") -> Bucket:
+        return Bucket(source, str(self.mount), mode, 1, ME, str(self.folder / "skyinfra-mount-0.service"))
+
+    def systemctl(self, verb: str) -> None:
+        subprocess.run(["systemctl", verb, "skyinfra-mount-0.service"], check=True)
+
+    def kill(self) -> None:
+        """Ends the program that mounts, as the kernel does where memory is short."""
+        pid = int((self.folder / "skyinfra-mount-0.pid").read_text())
+        os.kill(pid, 9)
+        # It is no child of this process.
+        eventually(lambda: not os.path.ismount(self.mount))
+
+    def close(self) -> None:
+        for _ in range(2):
+            subprocess.run(["fusermount3", "-uz", str(self.mount)], capture_output=True, check=False)
+        file = self.folder / "skyinfra-mount-0.pid"
+        if file.exists():
+            subprocess.run(["kill", "-9", file.read_text()], capture_output=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[tuple[str, Any]]:
+    """The address of a server, and a client of it."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    url = "http://{}:{}".format(*server.get_host_and_port())
+    yield (
+        url,
+        boto3.client("s3", endpoint_url=url, aws_access_key_id="k", aws_secret_access_key="s", region_name="us-east-1"),
+    )
+    server.stop()
+
+
+@pytest.fixture
+def s3(store: tuple[str, Any]) -> Iterator[Any]:
+    """A client, with a bucket that has some files."""
+    _, client = store
+    client.create_bucket(Bucket=NAME)
+    for key in ("data/a.txt", "data/sub/b.txt", "other/c.txt"):
+        client.put_object(Bucket=NAME, Key=key, Body=key.encode())
+    yield client
+    remove(client)
+
+
+def remove(client: Any) -> None:
+    found = client.list_object_versions(Bucket=NAME)
+    for each in (*found.get("Versions", ()), *found.get("DeleteMarkers", ())):
+        client.delete_object(Bucket=NAME, Key=each["Key"], VersionId=each["VersionId"])
+    client.delete_bucket(Bucket=NAME)
+
+
+def keys(client: Any) -> dict[str, int]:
+    """The objects of the bucket and their sizes."""
+    found = client.list_objects_v2(Bucket=NAME).get("Contents", ())
+    return {each["Key"]: each["Size"] for each in found}
+
+
+Nodes = Callable[..., Node]
+
+
+@pytest.fixture
+def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
+    if not RCLONE or not shutil.which("fusermount3"):
+        missing("rclone and fuse3")
+    if os.getuid() != 0 or not Path("/dev/fuse").exists():
+        missing("FUSE, for root")
+    made: list[Node] = []
+
+    def make(url: str) -> Node:
+        made.append(Node(tmp_path, url, monkeypatch))
+        return made[-1]
+
+    yield make
+    for node in made:
+        node.close()
+
+
+@pytest.fixture
+def node(nodes: Nodes, store: tuple[str, Any], s3: Any) -> Node:
+    return nodes(store[0])
+
+
+def test_files_are_read_and_nothing_is_written(node: Node, s3: Any) -> None:
+    bucket = node.bucket()
+    assert not bucket.done()
+    bucket.do()
+    assert bucket.done()
+    assert sorted(each.name for each in node.mount.iterdir()) == ["a.txt", "sub"]
+    assert (node.mount / "sub" / "b.txt").read_text() == "data/sub/b.txt"
+    found = (node.mount / "a.txt").stat()
+    assert (found.st_uid, oct(found.st_mode & 0o777)) == (os.getuid(), "0o644")
+    with pytest.raises(OSError, match="Read-only file system"):
+        (node.mount / "new").write_text("x")
+    # What others put there is seen after some seconds.
+    s3.put_object(Bucket=NAME, Key="data/later", Body=b"x")
+    eventually(lambda: (node.mount / "later").exists())
+    assert keys(s3).keys() == {"data/a.txt", "data/sub/b.txt", "other/c.txt", "data/later"}
+
+
+def test_a_file_is_in_the_bucket_when_it_is_closed(node: Node, s3: Any) -> None:
+    # moto tells the version "null" of an object in parts, and does not know it then.
+    s3.put_bucket_versioning(Bucket=NAME, VersioningConfiguration={"Status": "Enabled"})
+    node.bucket("write").do()
+    size = 40 * 2**20  # more than one part
+    (node.mount / "run" / "1").mkdir(parents=True)
+    with (node.mount / "run" / "1" / "model.bin").open("wb") as file:
+        for _ in range(size // 2**20):
+            file.write(bytes(2**20))
+    assert keys(s3)["data/run/1/model.bin"] == size
+    (node.mount / "run" / "1" / "model.bin").rename(node.mount / "run" / "best.bin")
+    assert {"data/run/best.bin": size}.items() <= keys(s3).items() and "data/run/1/model.bin" not in keys(s3)
+    (node.mount / "run" / "best.bin").unlink()
+    # What it tried at first is gone, too.
+    assert keys(s3).keys() == {"data/a.txt", "data/sub/b.txt", "other/c.txt"}
+    # Without a copy on the disk there is nothing to add to.
+    with pytest.raises(OSError), (node.mount / "a.txt").open("a") as file:
+        file.write("more")
+    assert keys(s3)["data/a.txt"] == len("data/a.txt")
+
+
+def test_a_file_that_the_bucket_does_not_take_fails_when_it_is_closed(node: Node, s3: Any) -> None:
+    node.bucket("write").do()
+    remove(s3)
+    try:
+        file = (node.mount / "model.bin").open("wb")
+        file.write(b"x" * 1000)
+        with pytest.raises(OSError):
+            file.close()
+    finally:
+        s3.create_bucket(Bucket=NAME)
+
+
+def test_copies_are_uploaded_before_the_unit_ends(node: Node, s3: Any) -> None:
+    node.bucket("cached").do()
+    file = node.mount / "state"
+    file.write_text("one")
+    with file.open("r+") as stream:
+        stream.seek(3)
+        stream.write(" two")
+    with file.open("a") as stream:
+        stream.write(" three")
+    # github.com/skypilot-org/skypilot/issues/8519, github.com/rclone/rclone/issues/7309
+    node.systemctl("stop")
+    assert s3.get_object(Bucket=NAME, Key="data/state")["Body"].read() == b"one two three"
+    assert not os.path.ismount(node.mount)
+
+
+def test_a_mount_whose_program_is_killed_comes_back_with_what_was_not_uploaded(node: Node, s3: Any) -> None:
+    bucket = node.bucket("cached")
+    bucket.do()
+    (node.mount / "state").write_text("one")
+    node.kill()
+    # github.com/rclone/rclone/issues/2982
+    with pytest.raises(OSError, match="endpoint is not connected"):
+        list(node.mount.iterdir())
+    assert not bucket.done()
+    bucket.do()
+    assert bucket.done()
+    eventually(lambda: keys(s3).get("data/state") == 3)
+    # Until then it is not seen.
+    eventually((node.mount / "state").exists)
+    assert (node.mount / "state").read_text() == "one"
+
+
+@pytest.mark.parametrize("mode", ["read", "write", "cached"])
+def test_a_bucket_that_is_not_there_is_named(node: Node, mode: str) -> None:
+    with pytest.raises(Failed, match="cannot list s3://no-bucket/data: there is no such bucket"):
+        node.bucket(mode, "no-bucket/data").do()
+    assert not os.path.ismount(node.mount)
+
+
+def test_a_prefix_without_files_is_none_to_read_and_one_to_write(node: Node, s3: Any) -> None:
+    # github.com/GoogleCloudPlatform/gcsfuse/issues/377: mounted, and nothing is there.
+    with pytest.raises(Failed, match=f"s3://{NAME}/Data has no files"):
+        node.bucket("read", f"{NAME}/Data").do()
+    node.close()
+    node.bucket("write", f"{NAME}/new/run").do()
+    (node.mount / "x").write_text("x")
+    assert keys(s3)["new/run/x"] == 1
+
+
+def test_a_whole_bucket(node: Node) -> None:
+    node.bucket("read", NAME).do()
+    assert sorted(each.name for each in node.mount.iterdir()) == ["data", "other"]
+
+
+def test_files_are_never_hidden(node: Node) -> None:
+    node.mount.mkdir()
+    (node.mount / "mine").touch()
+    with pytest.raises(Failed, match="has files, which s3://a-bucket/data would hide"):
+        node.bucket().do()
+    assert [each.name for each in node.mount.iterdir()] == ["mine"]
+
+
+REFUSED = "<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
+EMPTY = "<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>"
+
+
+@pytest.mark.parametrize("may", ["nothing", "list"])
+def test_missing_rights_are_named_before_the_first_task(nodes: Nodes, may: str) -> None:
+    # github.com/kahing/goofys/issues/186
+    class Store(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.answer(200 if may == "list" else 403, EMPTY if may == "list" else REFUSED)
+
+        def do_PUT(self) -> None:
+            self.answer(403, REFUSED)
+
+        def do_HEAD(self) -> None:
+            self.answer(403, REFUSED)
+
+        def answer(self, status: int, text: str) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            self.send_response(status)
+            self.send_header("Content-Type", "application/xml")
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(text.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Store)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        bucket = nodes(f"http://127.0.0.1:{server.server_address[1]}").bucket("write")
+        verb = "write to" if may == "list" else "list"
+        with pytest.raises(Failed, match=rf"cannot {verb} s3://a-bucket/data: .*it needs s3:ListBucket"):
+            bucket.do()
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.mark.parametrize("mode", ["read", "write", "cached"])
+def test_systemd_takes_the_unit(tmp_path: Path, mode: str) -> None:
+    if not shutil.which("systemd-analyze") or not RCLONE:
+        missing("systemd-analyze and rclone")
+    file = tmp_path / "skyinfra-mount-0.service"
+    file.write_text(Bucket(f"{NAME}/a.b_c", "/data/x-y", mode, 7, ME, str(file))._text())
+    done = subprocess.run(["systemd-analyze", "verify", str(file)], capture_output=True, text=True, check=False)
+    assert not [line for line in done.stderr.splitlines() if file.name in line], done.stderr

@@ -1,0 +1,119 @@
+"""Folders of buckets that nodes mount: what is declared, where, and what reaches the nodes and their role."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+import skyinfra as sky
+from skyinfra.bootstrap import user_data
+from skyinfra.bootstrap.files import written
+from skyinfra.compiler import compile_pool, compile_pools, revision
+from skyinfra.providers import kinds, read
+
+DATA = sky.Mount("s3://my-bucket/data", "/data")
+OUT = sky.Mount("s3://my-bucket/runs/1/", "/out", mode="write")
+
+
+def pool(*mounts: sky.Mount, provider: Any = None, **fields: Any) -> Any:
+    provider = provider or sky.AWS()
+    declared = sky.ComputePool(name="p", provider=provider, accelerator="L4", mounts=list(mounts), **fields)
+    return compile_pool(declared, "s")
+
+
+def said(make: Any) -> str:
+    with pytest.raises(sky.SkyinfraError) as caught:
+        make()
+    return " ".join(str(caught.value).split())
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
+    "Mount.bucket: expected a bucket of S3": ("my-bucket/data", {}),
+    "sky.SpotCheckpointer": ("gs://my-bucket/data", {}),
+    "no bucket has such a name": ("s3://My_Bucket/data", {}),
+    "cannot mount such a prefix (given: 'a b')": ("s3://my-bucket/a b", {}),
+    "cannot mount such a prefix (given: '../x')": ("s3://my-bucket/../x", {}),
+    "cannot mount such a prefix (given: 'a//b')": ("s3://my-bucket/a//b", {}),
+    "cannot mount such a prefix (given: '50%')": ("s3://my-bucket/50%", {}),
+    "cannot mount such a prefix (given: '${HOME}')": ("s3://my-bucket/${HOME}", {}),
+    "Mount.path: expected an absolute path": ("s3://my-bucket", {"path": "data"}),
+    "Mount.path: is of the system, or not seen by tasks": ("s3://my-bucket", {"path": "/home/me"}),
+    'mode="read" keeps no copies': ("s3://my-bucket", {"cache_gb": 5}),
+    "Mount.mode": ("s3://my-bucket", {"mode": "rw"}),
+    "Mount.cache_gb": ("s3://my-bucket", {"mode": "cached", "cache_gb": 0}),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_is_declared_wrong_is_named(message: str) -> None:
+    bucket, fields = REFUSED[message]
+    assert message in said(lambda: sky.Mount(bucket, **{"path": "/data", **fields}))
+
+
+def test_paths_that_lie_in_each_other() -> None:
+    for path in ("/data", "/data/more"):
+        other = sky.Mount("s3://other-bucket", path)
+        assert "lies in the path of another mount" in said(lambda other=other: pool(DATA, other))
+    assert pool(DATA, sky.Mount("s3://other-bucket", "/data2"))
+    cloud = sky.AWS(zones=["us-east-1a"])
+    disk = sky.Volume(name="disk", provider=cloud, id="vol-1")
+    for path in ("/data", "/data/x", "/data/x/y"):
+        assert f"mounts: and the volume at {path} lie in each other" in said(
+            lambda path=path: pool(DATA, provider=cloud, volumes={path: disk})
+        )
+    assert pool(DATA, provider=cloud, volumes={"/disk": disk})
+
+
+def test_places_that_mount_none_say_so_before_anything_is_made() -> None:
+    assert [kind for kind in kinds() if read(kind).traits.mounts] == ["aws"]
+    for provider in (sky.Local(simulate=True), sky.GCP(), sky.Container()):
+        text = said(lambda provider=provider: pool(DATA, provider=provider))
+        assert "no bucket is mounted on" in text and "Buckets are mounted on AWS." in text, text
+    # A pool that may move is refused where one of its places cannot.
+    with pytest.raises(sky.NotSupported, match="no bucket is mounted on Google Cloud"):
+        compile_pools([sky.ComputePool(provider=[sky.AWS(), sky.GCP()], accelerator="L4", mounts=[DATA])], "s")
+
+
+def steps(made: Any) -> dict[str, dict[str, Any]]:
+    document = json.loads(written(user_data(made).head)["/opt/skyinfra/steps.json"])
+    return {each["name"]: each for each in document["steps"]}
+
+
+def test_nodes_mount_them_before_their_runner_starts() -> None:
+    made = steps(pool(DATA, OUT, sky.Mount("s3://other-bucket", "/state", mode="cached"), image=sky.Image(apt=["git"])))
+    assert made["packages of the system"]["arguments"]["apt"] == ["git", "fuse3", "rclone"]
+    names = list(made)
+    assert names.index("packages of the system") < names.index("bucket at /data") < names.index("services")
+    assert made["bucket at /data"]["arguments"] == {
+        "source": "my-bucket/data",
+        "mount": "/data",
+        "mode": "read",
+        "cache_gb": 0,
+        "user": "skyinfra",
+        "unit": "/etc/systemd/system/skyinfra-mount-0.service",
+    }
+    assert made["bucket at /out"]["arguments"]["source"] == "my-bucket/runs/1"
+    assert made["bucket at /state"]["arguments"]["cache_gb"] == 20
+    assert made["bucket at /state"]["arguments"]["unit"].endswith("skyinfra-mount-2.service")
+    files = written(user_data(pool(DATA)).head)
+    assert "/opt/skyinfra/first_boot/buckets.py" in files and "/opt/skyinfra/first_boot/mounts.py" not in files
+    assert "/opt/skyinfra/first_boot/buckets.py" not in written(user_data(pool()).head)
+
+
+def test_the_role_may_do_what_is_declared_and_no_more() -> None:
+    assert pool(DATA, OUT).selection.inputs["buckets"] == [
+        {"bucket": "my-bucket", "prefix": "data", "write": False},
+        {"bucket": "my-bucket", "prefix": "runs/1", "write": True},
+    ]
+    assert "buckets" not in pool().selection.inputs
+
+
+def test_what_makes_the_nodes_anew() -> None:
+    plain, mounted = revision(pool()), revision(pool(DATA))
+    cached = sky.Mount("s3://my-bucket/data", "/data", mode="cached")
+    every = [plain, mounted, revision(pool(cached)), revision(pool(sky.Mount("s3://my-bucket/data/", "/data2")))]
+    assert len(set(every)) == 4
+    # The same folder, written otherwise.
+    assert revision(pool(sky.Mount("s3://my-bucket/data/", "/data"))) == mounted
