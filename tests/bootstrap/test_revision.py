@@ -78,6 +78,7 @@ POOL: Table = {
     "labels": [({"team": "ml"}, {}, False)],
     "stack": [("t", {}, False)],
     "volumes": [({"/data": sky.Volume(name="v", provider=sky.AWS(zones=["us-east-1a"]), size_gb=9)}, {}, True)],
+    "mounts": [([sky.Mount("s3://my-bucket/data", "/data")], {}, True)],
     # Its tag carries one layout; a machine that gets its configuration anew is not replaced for it, see below.
     "layout": [(sky.mig.Follow(["7g.80gb"]), {}, True)],
     # Each place has a module of its own.

@@ -68,6 +68,7 @@ STARTS = {
     "terraform/project.py": "the app of cdktf.json",
     "notebook/serve_jupyter.py": "on a node, as a task",
     "doctor/vendors.py": "on a node: tools of vendors",
+    "first_boot/buckets.py": "on a node: the folder of a bucket, which is declared in a few kinds of letters",
     "first_boot/engine.py": "on a node: the steps of its user data",
     "first_boot/programs.py": "on a node: the steps of its user data",
     "gpu/amd/smi.py": "on a node: numbers of its GPUs",

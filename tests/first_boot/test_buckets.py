@@ -229,10 +229,15 @@ def test_copies_are_uploaded_before_the_unit_ends(node: Node, s3: Any) -> None:
     assert not os.path.ismount(node.mount)
 
 
-def test_a_mount_whose_program_is_killed_comes_back_with_what_was_not_uploaded(node: Node, s3: Any) -> None:
+def test_a_mount_whose_program_is_killed_comes_back_with_what_was_not_uploaded(
+    node: Node, s3: Any, tmp_path: Path
+) -> None:
     bucket = node.bucket("cached")
     bucket.do()
     (node.mount / "state").write_text("one")
+    # It notes what a file is a moment after that is closed.
+    noted = next((tmp_path / "skyinfra-mount-0" / "vfsMeta").rglob("state"))
+    eventually(lambda: '"Size": 3' in noted.read_text())
     node.kill()
     # github.com/rclone/rclone/issues/2982
     with pytest.raises(OSError, match="endpoint is not connected"):
