@@ -330,6 +330,9 @@ class _Chunk:
         except Exception as error:  # noqa: BLE001 - as above
             if _of_node(error):
                 faults.note(error)
+        finally:
+            # Of what has sent no event, the head would start all anew where this process ends next.
+            self._give_back()
         return self._large
 
     def _say(self, kind: str, content: object) -> None:
