@@ -56,10 +56,12 @@ def create_task(
     call: tuple[Callable[..., object], bytes, bytes],
     resources: object,
     worker: str | None = None,
+    *,
+    once: bool = False,
 ) -> None:
     """Makes the state of one task as `Scheduler.update_graph` does, without graph and thread.
 
-    worker: the address of the one that gets it while it is there.
+    worker: the address of the one that gets it while it is there. once: it is not placed anew where its worker dies.
     """
     from dask._task_spec import Task
     from distributed.metrics import time
@@ -78,14 +80,16 @@ def create_task(
         span_metadata={"collections": []},
         fifo_timeout=_FIFO_S,
     )
+    if once and (task := scheduler.tasks.get(key)) is not None:
+        task.metadata = {**(task.metadata or {}), _ONCE: True}
 
 
 def _preferring(worker: str | None) -> dict[str, object]:
     return {} if worker is None else {"workers": [worker], "allow_other_workers": True}
 
 
-# The task's client has been sent its outcome.
-_SENT = "skyinfra-sent"
+# The task's client has been sent its outcome; or sends what it holds itself where its worker dies.
+_SENT, _ONCE = "skyinfra-sent", "skyinfra-once"
 
 
 def note_sent(scheduler: Scheduler, key: object) -> None:
@@ -95,18 +99,22 @@ def note_sent(scheduler: Scheduler, key: object) -> None:
         task.metadata = {**(task.metadata or {}), _SENT: True}
 
 
-def forget_sent(scheduler: Scheduler, worker: str) -> None:
-    """Forgets the tasks whose outcomes *worker* alone has, which is gone, and which their clients have been sent: Dask
-    would run them again. A client whose connection has lost its outcome sends the task again."""
-    found = [
-        task
-        for task in scheduler.workers[worker].has_what
-        if len(task.who_has or ()) == 1 and (task.metadata or {}).get(_SENT)
-    ]
+def forget_ended(scheduler: Scheduler, worker: str, *, died: bool) -> None:
+    """Forgets the tasks that Dask would run again as *worker* is gone, and that are not to be: those whose outcomes it
+    alone has, which their clients have been sent; and, where it *died*, those on it that run *once*.
+
+    A client whose connection has lost its outcome sends the task again.
+    """
+    from distributed import Scheduler
+
+    state = scheduler.workers[worker]
+    found = [task for task in state.has_what if len(task.who_has or ()) == 1 and (task.metadata or {}).get(_SENT)]
+    found += [task for task in state.processing if died and (task.metadata or {}).get(_ONCE)]
     for client in {each.client_key for task in found for each in task.who_wants or ()}:
         keys = [task.key for task in found if task.key in scheduler.tasks]
         wanted = [key for key in keys if scheduler.clients[client] in (scheduler.tasks[key].who_wants or ())]
-        scheduler.stimulus_cancel(wanted, client, force=True, reason="lost", msg="its outcome was sent before")
+        # Dask's own: there is no worker to be told.
+        Scheduler.stimulus_cancel(scheduler, wanted, client, force=True, reason="lost", msg="its worker is gone")
 
 
 # The Nanny of a worker says so that its process has ended.

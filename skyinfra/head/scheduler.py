@@ -243,7 +243,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
             with contextlib.suppress(TimeoutError):
                 await within(self._heard[address].wait(), _LAST_WORDS_S)
         if address in self.workers:
-            dask_scheduler.forget_sent(self, address)
+            dask_scheduler.forget_ended(self, address, died=not keywords.get("expected"))
             cut = dask_scheduler.is_silent(keywords.get("stimulus_id")) or dask_client.was_cut(
                 self._streams.get(address)
             )
@@ -281,7 +281,8 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         """
         self.use.note()
         self.records.came(key, waited, str(submitter)[:_WORDS])
-        dask_scheduler.create_task(self, client, key, (execute.run, header, bytes(call)), resources)
+        given = execute.run, header, bytes(call)
+        dask_scheduler.create_task(self, client, key, given, resources, once=calls.is_chunk(header))
 
     def log_worker_event(self, worker: str, topic: str | Collection[str], msg: Any) -> None:
         """Sends an event of a worker to the clients that listen; drops an event of ours without a listener."""

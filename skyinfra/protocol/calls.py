@@ -123,6 +123,12 @@ class Header:
         return cls(**fields | {"parts": parts, "secrets": secrets})
 
 
+def is_chunk(header: bytes) -> bool:
+    """Returns whether the header that `Header.dumps` has made is that of a chunk, without reading the rest."""
+    # A quote within a text has a backslash before it.
+    return b'"chunk": true' in header
+
+
 @dataclass(frozen=True)
 class Outcome:
     """The end of a task: a pickled ``result``, or a ``failure``.

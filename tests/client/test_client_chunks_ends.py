@@ -8,6 +8,7 @@ import itertools
 import multiprocessing
 import os
 import time
+from collections import Counter
 from concurrent.futures import CancelledError
 from pathlib import Path
 
@@ -139,3 +140,21 @@ def test_several_that_end_their_processes_harm_no_others(pool):
             assert isinstance(result, sky.TaskAttemptsExceeded), (number, result)
         else:
             assert result == number
+
+
+def killer(x: int, at: int, file: str) -> int:
+    with Path(file).open("ab", 0) as marks:
+        marks.write(b"%d\n" % x)
+    if x == at:
+        os._exit(1)
+    return x
+
+
+@pytest.mark.parametrize("at", [100, 150, 151])
+def test_what_travels_with_one_that_ends_its_process_starts_once_more_on_whichever_node(pool, tmp_path, at):
+    found, file = [], tmp_path / "starts"
+    with pytest.raises(sky.TaskAttemptsExceeded):
+        found.extend(pool.map(killer, range(200), [at] * 200, [str(file)] * 200))
+    starts = Counter(map(int, file.read_text().split()))
+    del starts[at]
+    assert max(starts.values()) <= 2
