@@ -117,6 +117,20 @@ def forget_ended(scheduler: Scheduler, worker: str, *, died: bool) -> None:
         Scheduler.stimulus_cancel(scheduler, wanted, client, force=True, reason="lost", msg="its worker is gone")
 
 
+def header_of(scheduler: Scheduler, key: str) -> bytes:
+    """Returns the first argument of the call that `create_task` was given for the task *key*."""
+    header: bytes = scheduler.tasks[key].run_spec.args[0]
+    return header
+
+
+def change_header(scheduler: Scheduler, key: str, header: bytes) -> None:
+    """Replaces the argument that `header_of` returns, for the next start of the task *key*."""
+    from dask._task_spec import Task
+
+    given = scheduler.tasks[key].run_spec
+    scheduler.tasks[key].run_spec = Task(key, given.func, header, *given.args[1:])
+
+
 # The Nanny of a worker says so that its process has ended.
 _ENDED = "nanny-close-"
 

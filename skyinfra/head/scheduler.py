@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 from distributed import Scheduler
@@ -14,6 +15,7 @@ from distributed.core import Status
 from tornado.ioloop import PeriodicCallback
 
 from skyinfra.engine import carried, dask_client, dask_comms, dask_scheduler, forwarding
+from skyinfra.engine.deaths import Death
 from skyinfra.engine.reverse_connections import PARK, can_connect
 from skyinfra.engine.waiting import Changes, within
 from skyinfra.head import admission
@@ -22,7 +24,7 @@ from skyinfra.head.execution import tasks_on_slots
 from skyinfra.head.leases import Leases
 from skyinfra.head.records import PERIOD_S, Records
 from skyinfra.head.secrets import HeadSecrets
-from skyinfra.head.sick import Sick
+from skyinfra.head.sick import Killers, Sick
 from skyinfra.head.tunnel import Forwards, Tunnel
 from skyinfra.idle.use import FleetUse
 from skyinfra.protocol import calls, fleet, rpc, services
@@ -79,6 +81,8 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         self._out_of_service: dict[str, tuple[str, float]] = {}
         self.sick = Sick(self, self._promised)
         self.add_plugin(self.sick.suspects)
+        self._killers = Killers()
+        self.add_plugin(self._killers)
         # The slots whose tasks wait for other tasks of the fleet, and when they last said so.
         self._inside: dict[str, float] = {}
         # Is set when all is read that the worker at an address has sent.
@@ -108,6 +112,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
             services.promise.by(self.promise),
             services.leave.by(self.leave),
             services.report.by(self.sick.report),
+            services.died.by(self._killers.tell),
             services.use.by(self.use.report),
             services.keep.by(self.use.keep),
             services.running.by(lambda: tasks_on_slots(self)),
@@ -242,17 +247,29 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         if address in self._heard and dask_scheduler.is_end_of_process(keywords.get("stimulus_id")):
             with contextlib.suppress(TimeoutError):
                 await within(self._heard[address].wait(), _LAST_WORDS_S)
+        died = not keywords.get("expected")
+        if died and address in self.workers and self.workers[address].processing:
+            await self._killers.heard(str(self.workers[address].name))
         if address in self.workers:
-            dask_scheduler.forget_ended(self, address, died=not keywords.get("expected"))
+            dask_scheduler.forget_ended(self, address, died=died)
             cut = dask_scheduler.is_silent(keywords.get("stimulus_id")) or dask_client.was_cut(
                 self._streams.get(address)
             )
-            self.sick.gone(address, expected=cut or bool(keywords.get("expected")))
+            self.sick.gone(address, expected=cut or not died)
+            for task in list(self.workers[address].processing):
+                if found := self._killers.ended_by(str(task.key)):
+                    self._refuse_next(str(task.key), found)
         removed = await super().remove_worker(address, *arguments, **keywords)
         self._leases.worker_gone(address)
         self._behind.discard(address)
         dask_comms.PARKED.forget(address)
         return removed
+
+    def _refuse_next(self, key: str, found: Sequence[Death]) -> None:
+        """Has the next start of the task *key* fail for the processes that it has ended, on whichever nodes."""
+        header = calls.Header.loads(dask_scheduler.header_of(self, key))
+        header = replace(header, deaths=tuple((each.code, each.out_of_memory) for each in found))
+        dask_scheduler.change_header(self, key, header.dumps())
 
     async def handle_stream(self, comm: Comm, extra: dict[str, Any] | None = None) -> None:
         """Takes the messages of a worker or a client for as long as it is connected."""

@@ -17,12 +17,18 @@ from distributed import Scheduler
 from distributed.core import Status
 from distributed.diagnostics.plugin import SchedulerPlugin
 
+from skyinfra.engine.deaths import Death
+from skyinfra.engine.waiting import Changes
+from skyinfra.protocol.calls import ATTEMPTS
+
 logger = logging.getLogger("skyinfra.runner")
 
 # So many deaths within so long take a slot out of service, for as long.
 TIMES, WITHIN_S = 3, 3600.0
 # The processes of a node that end with its runner do so within that long.
 _AT_ONCE_S = 10.0
+# A runner tells of the end of a process within milliseconds; one of the version before never does.
+_TOLD_S = 0.5
 # Characters of why a slot fails.
 _WORDS = 300
 _WHY = f"its worker process ended {TIMES} times within an hour, under tasks that ran elsewhere"
@@ -101,6 +107,42 @@ class Suspects(SchedulerPlugin):  # type: ignore[misc]
 
     def _drop(self, death: _Death) -> None:
         for key in death.tasks:
+            self._deaths.pop(key, None)
+
+
+class Killers(SchedulerPlugin):  # type: ignore[misc]
+    """The worker processes that each task has ended, on whichever nodes, as their runners tell.
+
+    Is kept in memory: another head begins anew. A node counts those of its own, see `skyinfra.worker.attempts`.
+    """
+
+    name = "skyinfra-killers"
+
+    def __init__(self) -> None:
+        self._deaths: dict[str, list[Death]] = {}
+        self._told: set[str] = set()
+        self._changes = Changes()
+
+    def tell(self, slot: str, key: str, code: int, out_of_memory: bool) -> None:
+        """Notes that the worker process of *slot* has ended while it ran the task *key*; empty for none."""
+        if key:
+            self._deaths.setdefault(key, []).append(Death(code, out_of_memory))
+        self._told.add(slot)
+        self._changes.notify()
+
+    async def heard(self, slot: str) -> None:
+        """Waits for a moment until `tell` was called for the end of the process of *slot*."""
+        await self._changes.until(lambda: slot in self._told, _TOLD_S)
+        self._told.discard(slot)
+
+    def ended_by(self, key: str) -> list[Death]:
+        """Returns the ends of processes for which the task *key* is not to start again; none where it is to."""
+        found = self._deaths.get(key, [])
+        return found if len(found) >= ATTEMPTS else []
+
+    def transition(self, key: str, start: str, finish: str, *arguments: object, **details: object) -> None:
+        """Is called with each change of a task's state."""
+        if finish in ("memory", "forgotten", "erred"):
             self._deaths.pop(key, None)
 
 

@@ -45,7 +45,7 @@ PLACE = "SKYINFRA_PLACE"
 # Which of the files that the script writes its client wants: a JSON list of lines as in a .gitignore, perhaps empty.
 FETCH = "SKYINFRA_FETCH"
 # Fields of a header that earlier nodes do not know.
-_LATE = ("secrets", "env", "workdir", "fresh", "stream", "adopted")
+_LATE = ("secrets", "env", "workdir", "fresh", "stream", "adopted", "deaths")
 # Characters of the problem of a job.
 _PROBLEM = 300
 
@@ -89,7 +89,8 @@ class Header:
     while it runs. workdir: the path in the tree of the folder that its working directory is a copy of. fresh: it runs
     in a process that has run no task before, and runs none after it. stream: its function is a generator, whose items
     are sent as they come. adopted: an attempt of a job that began before its head did: its outcome is wanted, and it is
-    not started.
+    not started. deaths: the exit codes of the processes that it has ended, on whichever nodes, and whether the kernel
+    did so as memory ran out; it is not started for them.
     """
 
     key: str
@@ -107,6 +108,7 @@ class Header:
     fresh: bool = False
     stream: bool = False
     adopted: bool = False
+    deaths: tuple[tuple[int, bool], ...] = ()
 
     def dumps(self) -> bytes:
         """One line of JSON. Earlier nodes know nothing of what came later, and get no word of what is not used."""
@@ -120,7 +122,8 @@ class Header:
         fields = json.loads(data)
         parts = tuple(Part(**part) for part in fields.get("parts", ()))
         secrets = tuple(SecretUse(**each) for each in fields.get("secrets", ()))
-        return cls(**fields | {"parts": parts, "secrets": secrets})
+        deaths = tuple((code, out_of_memory) for code, out_of_memory in fields.get("deaths", ()))
+        return cls(**fields | {"parts": parts, "secrets": secrets, "deaths": deaths})
 
 
 def is_chunk(header: bytes) -> bool:

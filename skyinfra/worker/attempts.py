@@ -49,14 +49,19 @@ _START_BYTES = 16
 
 @contextlib.contextmanager
 def counted(
-    key: str, name: str, timeout: float | None = None, again: Callable[[Death | None], object] = lambda _: None
+    key: str,
+    name: str,
+    timeout: float | None = None,
+    again: Callable[[Death | None], object] = lambda _: None,
+    on_all: Sequence[Death] = (),
 ) -> Iterator[int]:
     """Counts the starts of a task that has not ended, a line each, in a file of the node; yields their number.
 
     A worker process that dies leaves the file behind, and Dask starts the task again elsewhere: without a limit, a
     task that ends its process would do so for ever, and with it the other tasks of its workers. A task whose last start
     is *timeout* seconds ago, or more, is over its time. *again*: called with what ended the process of the last start,
-    where there was one on this node; None where that is not known. Raises `TaskAttemptsExceeded`, `TaskTimeout`.
+    where there was one on this node; None where that is not known. on_all: the deaths on all nodes, where they are as
+    many as there may be. Raises `TaskAttemptsExceeded`, `TaskTimeout`.
     """
     # Plain text for paths, and no more system calls than are needed: this is a part of every task's round trip.
     path = f"{os.environ[NODE_DIRECTORY]}/{_FOLDER}/{key}"
@@ -69,8 +74,8 @@ def counted(
             hint="Free space on the node's disk, or replace the node.",
         ) from None
     try:
-        if starts > 1:
-            _check_earlier(key, name, starts, again)
+        if starts > 1 or on_all:
+            _check_earlier(key, name, starts, again, on_all)
         if timeout is not None and before is not None and before >= timeout:
             raise failures.late(name, timeout)
         with _noted(key):
@@ -82,12 +87,15 @@ def counted(
             (_directory() / _DEATHS / key).unlink(missing_ok=True)
 
 
-def _check_earlier(key: str, name: str, starts: int, again: Callable[[Death | None], object]) -> None:
+def _check_earlier(
+    key: str, name: str, starts: int, again: Callable[[Death | None], object], on_all: Sequence[Death]
+) -> None:
     """Looks at what ended the earlier starts of a task. Raises `TaskAttemptsExceeded`."""
     found = _earlier(_directory(), key, starts - 1)
-    again(found[-1] if found else None)
-    if starts > ATTEMPTS:
-        raise _exceeded(_directory(), key, name, ATTEMPTS, found)
+    if starts > 1:
+        again(found[-1] if found else None)
+    if on_all or starts > ATTEMPTS:
+        raise _exceeded(_directory(), key, name, max(len(on_all), ATTEMPTS), on_all or found)
 
 
 def running(directory: Path) -> dict[int, str]:
@@ -206,16 +214,18 @@ class Watch:
         self._index = index
         self._kills = Kills(group, root)
 
-    def ended(self, code: int) -> str | None:
-        """Notes that the process ended with *code*; the task that it ran, if it did and was not stopped."""
+    def ended(self, code: int) -> tuple[str, Death] | None:
+        """Notes that the process ended with *code*. Returns the key of the task that it ran, if it did and was not
+        stopped, and how it ended."""
         killed = self._kills.any()
         found = _left_behind(self._directory, self._index)
         if found is None or not begun(found[0], self._directory):
             return None
         key, shown = found
+        death = Death(code, code == -signal.SIGKILL and killed, shown)
         with contextlib.suppress(OSError):  # a full disk: the cause is not known then
-            _note(self._directory, key, Death(code, code == -signal.SIGKILL and killed, shown))
-        return key
+            _note(self._directory, key, death)
+        return key, death
 
 
 def _left_behind(directory: Path, index: int) -> tuple[str, int] | None:
@@ -274,6 +284,8 @@ def _exceeded(directory: Path, key: str, name: str, times: int, found: Sequence[
     with contextlib.suppress(SkyinfraError):
         fleet = instance_info().fleet or fleet
     hint = [f"Its last output:\n{_indented(last)}\n`skyinfra logs {fleet} --task {key}` has all of it."] if last else []
+    if not last:
+        hint.append(f"`skyinfra logs {fleet} --task {key}` has what it printed.")
     if (usual := deaths.remedy([death.code for death in found])) and not any(each.out_of_memory for each in found):
         hint.append(usual)
     return TaskAttemptsExceeded(

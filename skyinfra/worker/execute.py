@@ -167,7 +167,7 @@ def _execute(
         masker = Masker(values.values())
         held = {use.variable for use in task.secrets if use.held}
         with (
-            attempts.counted(task.key, task.name, task.timeout, again),
+            attempts.counted(task.key, task.name, task.timeout, again, [Death(*each) for each in task.deaths]),
             output.captured(task.key, Path(os.environ[instance.NODE_DIRECTORY]), empty=task.whole) as file,
             streaming.sending_output(file, say, lambda: task.key, masker),
             secrets.given(values, masker, task.key, held) as unmasked,

@@ -28,7 +28,9 @@ from distributed.core import Status
 from distributed.security import Security
 
 from skyinfra.engine import carried, dask_client, dask_comms, dask_worker, main_thread, reverse_connections, settings
-from skyinfra.errors import NotSupported
+from skyinfra.engine.deaths import Death
+from skyinfra.engine.waiting import within
+from skyinfra.errors import NotSupported, SkyinfraError
 from skyinfra.node import children, faults, shares
 from skyinfra.protocol import calls, services
 from skyinfra.protocol.instance import GPU_MEMORY, NODE_DIRECTORY, STARTUP_KEY, VARIABLE, InstanceInfo
@@ -45,6 +47,8 @@ _ABANDONED_S = 45.0
 _REPORT_S = 0.5
 # For which output that a task with secrets left, and that was not masked, is kept in memory.
 _LEFT_S = 60.0
+# The head answers in milliseconds.
+_TOLD_S = 5.0
 # Between two looks whether a worker that is to be replaced has finished.
 _DRAINED_S = 0.02
 # Before the checks of a slot that failed, the last one again and again: the first time, and where it failed once more
@@ -423,12 +427,22 @@ def nanny(
         packages=packages,
         group=group,
     )
-    dask_worker.on_exit(made, partial(_died, attempts.Watch(Path(env[NODE_DIRECTORY]), slot.worker, group)))
+    dask_worker.on_exit(made, partial(_died, made, attempts.Watch(Path(env[NODE_DIRECTORY]), slot.worker, group)))
     return made
 
 
-def _died(watch: attempts.Watch, code: int) -> None:
-    key = watch.ended(code)
-    if key is not None:
+def _died(nanny: Nanny, watch: attempts.Watch, code: int) -> None:
+    found = watch.ended(code)
+    if found is not None:
         # It starts again at once, or on another node.
-        cancellation.later(_LEFT_S, partial(secrets.discard, key))
+        cancellation.later(_LEFT_S, partial(secrets.discard, found[0]))
+    if found is not None or code:
+        nanny.loop.add_callback(_tell, nanny, *(found or ("", Death(code))))
+
+
+async def _tell(nanny: Nanny, key: str, death: Death) -> None:
+    """Tells the head, which counts the deaths under a task on all nodes."""
+    said = {"slot": nanny.name, "key": key, "code": death.code, "out_of_memory": death.out_of_memory}
+    # The head is gone, or of a version before; or this node ends, whose connections are closed (RuntimeError).
+    with contextlib.suppress(OSError, TimeoutError, SkyinfraError, RuntimeError):
+        await within(services.died(nanny.scheduler, **said), _TOLD_S)

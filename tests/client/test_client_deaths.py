@@ -11,6 +11,7 @@ import time
 import traceback
 import uuid
 from pathlib import Path
+from typing import Any
 
 import distributed
 import pytest
@@ -212,3 +213,30 @@ def test_a_task_whose_result_arrived_does_not_start_again_as_its_process_ends_la
         assert isinstance(second.submit(end_process).exception(timeout=60), sky.TaskAttemptsExceeded)
         assert second.submit(count_start, str(tmp_path / "others")).result(timeout=60) == b""
     assert (tmp_path / "starts").read_bytes() == b"."
+
+
+@sky.compute
+def die_counted(path: str) -> None:
+    with Path(path).open("ab", 0) as file:
+        file.write(f"{sky.instance_info().slot}\n".encode())
+    print("about to crash")
+    sys.stdout.flush()
+    os._exit(7)
+
+
+def test_a_task_ends_three_processes_on_whichever_nodes_and_no_more(
+    fleets: Any, wait_until: Any, tmp_path: Path
+) -> None:
+    """Each death takes the models that others have loaded there."""
+    fleet = fleets(nodes=("n0", "n1", "n2"), slots=1)
+    with open_pool(fleet.manifest) as pool:
+        for number in range(3):
+            wait_until(lambda: len(pool.slots()) == 3)
+            starts = tmp_path / f"starts-{number}"
+            with pytest.raises(sky.TaskAttemptsExceeded) as caught:
+                die_counted(str(starts)) >> pool
+            error = caught.value
+            assert error.message == "die_counted ended its worker process 3 times: exit code 7"
+            assert error.hint is not None and "--task die_counted-" in error.hint
+            assert len(starts.read_text().split()) == 3
+            assert len(set(starts.read_text().split())) > 1, "on several nodes"

@@ -157,6 +157,7 @@ def test_a_scheduler_answers_its_own_calls_and_those_that_it_is_given() -> None:
         "promise",
         "clock",
         "report",
+        "died",
         "leave",
         "running",
         "forget_topic",

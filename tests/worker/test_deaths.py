@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,9 +14,8 @@ import pytest
 from skyinfra import TaskAttemptsExceeded, TaskTimeout
 from skyinfra.engine.deaths import Death, causes, ended
 from skyinfra.protocol import instance, interruption
-from skyinfra.protocol.calls import ENDED, GIVEN_BACK, Header
 from skyinfra.protocol.instance import InstanceInfo
-from skyinfra.worker import attempts, execute
+from skyinfra.worker import attempts
 from skyinfra.worker.attempts import Watch
 
 
@@ -115,6 +115,19 @@ def test_a_clock_that_is_set_makes_no_task_late(node: Path) -> None:
         again()
 
 
+CHUNK = """
+import os, pickle
+from skyinfra.protocol.calls import ENDED, GIVEN_BACK, Header
+from skyinfra.worker import execute
+
+rows = [(Header(f"f-{number}", "f", "topic").dumps(), pickle.dumps((os.abort, (), {}))) for number in range(3)]
+told = []
+task = Header("chunk-1", "f", "topic", chunk=True)
+assert execute._Chunk(task, pickle.dumps(rows), lambda *event: told.append(event), "n1/0").run() == []
+assert told == [(ENDED, "chunk-1", [(f"f-{number}", GIVEN_BACK) for number in range(3)])], told
+"""
+
+
 @pytest.mark.parametrize("wrong", ["it began before", "it cannot be counted"])
 def test_a_chunk_that_starts_nothing_gives_all_back_before_it_ends(node: Path, wrong: str) -> None:
     """Else the head, which takes it to have been sent nothing, starts all of it anew where this process dies next."""
@@ -122,9 +135,5 @@ def test_a_chunk_that_starts_nothing_gives_all_back_before_it_ends(node: Path, w
         begin(node, "chunk-1")
     else:
         (node / "attempts").touch()
-    rows = [(Header(f"f-{number}", "f", "topic").dumps(), pickle.dumps((os.abort, (), {}))) for number in range(3)]
-    told: list[tuple[str, str, object]] = []
-    task = Header("chunk-1", "f", "topic", chunk=True)
-    chunk = execute._Chunk(task, pickle.dumps(rows), lambda *event: told.append(event), "n1/0")
-    assert chunk.run() == []
-    assert told == [(ENDED, "chunk-1", [(f"f-{number}", GIVEN_BACK) for number in range(3)])]
+    # In a process of its own: whose output it captures.
+    subprocess.run([sys.executable, "-c", CHUNK], check=True, timeout=60)
