@@ -28,7 +28,7 @@ TIMES, WITHIN_S = 3, 3600.0
 # The processes of a node that end with its runner do so within that long.
 _AT_ONCE_S = 10.0
 # A runner tells of the end of a process within milliseconds; one of the version before never does.
-_TOLD_S = 0.5
+_REPORTED_S = 0.5
 # Characters of why a slot fails.
 _WORDS = 300
 _WHY = f"its worker process ended {TIMES} times within an hour, under tasks that ran elsewhere"
@@ -120,20 +120,20 @@ class Killers(SchedulerPlugin):  # type: ignore[misc]
 
     def __init__(self) -> None:
         self._deaths: dict[str, list[Death]] = {}
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._changes = Changes()
 
     def tell(self, slot: str, key: str, code: int, out_of_memory: bool) -> None:
         """Notes that the worker process of *slot* has ended while it ran the task *key*; empty for none."""
         if key:
             self._deaths.setdefault(key, []).append(Death(code, out_of_memory))
-        self._told.add(slot)
+        self._reported.add(slot)
         self._changes.notify()
 
     async def heard(self, slot: str) -> None:
         """Waits for a moment until `tell` was called for the end of the process of *slot*."""
-        await self._changes.until(lambda: slot in self._told, _TOLD_S)
-        self._told.discard(slot)
+        await self._changes.until(lambda: slot in self._reported, _REPORTED_S)
+        self._reported.discard(slot)
 
     def ended_by(self, key: str) -> list[Death]:
         """Returns the ends of processes for which the task *key* is not to start again; none where it is to."""
