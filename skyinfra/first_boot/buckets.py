@@ -43,9 +43,9 @@ _OPTIONS = {
     "read": "--read-only",
     "write": "--vfs-cache-mode=off",
     # Where root keeps the copies: tasks see them at the mount alone. Another machine does not have those that are not
-    # uploaded, so that a unit that ends waits for them; rclone does not.
+    # uploaded, so that a unit that ends waits for them while its rclone runs; rclone does not.
     "cached": """--vfs-cache-mode=full --vfs-cache-max-size={cache_gb}G --cache-dir=/var/cache/{name}
-ExecStop=/bin/sh -c "while grep -rqs '\\"Dirty\\": true' /var/cache/{name}/vfsMeta; do sleep 1; done"
+ExecStop=/bin/sh -c "while kill -0 ${{MAINPID}} && grep -rqs 'Dirty.: true' /var/cache/{name}/vfsMeta; do sleep 1; done"
 TimeoutStopSec=600""",
 }
 

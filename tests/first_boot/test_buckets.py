@@ -42,9 +42,13 @@ if verb == "is-active":
 if verb in ("stop", "restart"):
     text = unit.read_text()
     said = {name: re.findall(rf"^{name}=-?(.*)$", text, re.M) for name in ("ExecStartPre", "ExecStart", "ExecStop")}
-    if active():
+    if process.exists():
+        # Where the program has ended by itself, systemd runs these too, and gives no number.
+        number = process.read_text() if active() else ""
         for command in said["ExecStop"]:
-            subprocess.check_call(command.replace("/var/cache", str(unit.parent)), shell=True)
+            command = command.replace("/var/cache", str(unit.parent)).replace("${MAINPID}", number)
+            subprocess.check_call(command, shell=True, stderr=-3, timeout=20)
+    if active():
         os.kill(int(process.read_text()), signal.SIGTERM)
         while active():
             time.sleep(0.05)
@@ -87,10 +91,10 @@ class Node:
     def systemctl(self, verb: str) -> None:
         subprocess.run(["systemctl", verb, "skyinfra-mount-0.service"], check=True)
 
-    def kill(self) -> None:
-        """Ends the program that mounts, as the kernel does where memory is short."""
+    def kill(self, number: int) -> None:
+        """Sends *number* to the program that mounts: 9 is what the kernel sends where memory is short."""
         pid = int((self.folder / "skyinfra-mount-0.pid").read_text())
-        os.kill(pid, 9)
+        os.kill(pid, number)
         # It is no child of this process.
         eventually(lambda: not os.path.ismount(self.mount))
 
@@ -229,8 +233,9 @@ def test_copies_are_uploaded_before_the_unit_ends(node: Node, s3: Any) -> None:
     assert not os.path.ismount(node.mount)
 
 
-def test_a_mount_whose_program_is_killed_comes_back_with_what_was_not_uploaded(
-    node: Node, s3: Any, tmp_path: Path
+@pytest.mark.parametrize("number", [9, 15])
+def test_a_mount_whose_program_is_ended_comes_back_with_what_was_not_uploaded(
+    node: Node, s3: Any, tmp_path: Path, number: int
 ) -> None:
     bucket = node.bucket("cached")
     bucket.do()
@@ -238,10 +243,12 @@ def test_a_mount_whose_program_is_killed_comes_back_with_what_was_not_uploaded(
     # It notes what a file is a moment after that is closed.
     noted = next((tmp_path / "skyinfra-mount-0" / "vfsMeta").rglob("state"))
     eventually(lambda: '"Size": 3' in noted.read_text())
-    node.kill()
-    # github.com/rclone/rclone/issues/2982
-    with pytest.raises(OSError, match="endpoint is not connected"):
-        list(node.mount.iterdir())
+    node.kill(number)
+    if number == 9:
+        # github.com/rclone/rclone/issues/2982
+        with pytest.raises(OSError, match="endpoint is not connected"):
+            list(node.mount.iterdir())
+    # Nothing uploads the copy before the unit runs again: one that waits for it first never does.
     assert not bucket.done()
     bucket.do()
     assert bucket.done()
