@@ -351,3 +351,18 @@ def test_what_nodes_import_of_the_tests_is_light(path: Path) -> None:
     module = "tasks_on_nodes" if path.stem == "__init__" else f"tasks_on_nodes.{path.stem}"
     command = [sys.executable, "-B", "-c", _OPENED, module]
     assert subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout == ""
+
+
+def test_no_constant_of_a_module_is_assigned_twice() -> None:
+    """The second one, of another purpose, is that of the first one's users too."""
+    twice = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        named = [
+            target.id
+            for line in ast.parse(path.read_text(encoding="utf-8")).body
+            if isinstance(line, ast.Assign)
+            for target in line.targets
+            if isinstance(target, ast.Name) and target.id.isupper()
+        ]
+        twice += [f"{path.relative_to(PACKAGE)}: {name}" for name in sorted({n for n in named if named.count(n) > 1})]
+    assert twice == []

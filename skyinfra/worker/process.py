@@ -48,7 +48,7 @@ _REPORT_S = 0.5
 # For which output that a task with secrets left, and that was not masked, is kept in memory.
 _LEFT_S = 60.0
 # The head answers in milliseconds.
-_REPORT_S = 5.0
+_ANSWER_S = 5.0
 # Between two looks whether a worker that is to be replaced has finished.
 _DRAINED_S = 0.02
 # Before the checks of a slot that failed, the last one again and again: the first time, and where it failed once more
@@ -445,4 +445,4 @@ async def _tell(nanny: Nanny, key: str, death: Death) -> None:
     said = {"slot": nanny.name, "key": key, "code": death.code, "out_of_memory": death.out_of_memory}
     # The head is gone, or of a version before; or this node ends, whose connections are closed (RuntimeError).
     with contextlib.suppress(OSError, TimeoutError, SkyinfraError, RuntimeError):
-        await within(services.died(nanny.scheduler, **said), _REPORT_S)
+        await within(services.died(nanny.scheduler, **said), _ANSWER_S)
