@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 from distributed import Scheduler
+from distributed.core import Status
 from distributed.diagnostics.plugin import SchedulerPlugin
 
 from skyinfra.engine import carried, dask_scheduler
@@ -40,6 +41,8 @@ class Adoption(SchedulerPlugin):  # type: ignore[misc]
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
         """Is called when a worker has registered, and has no task yet."""
+        if scheduler.status in (Status.closing, Status.closed):
+            return  # the worker is about to lose this one, too, and registers with the next
         state = scheduler.workers[worker]
         given: Any = state.extra.get(carried.KEY) or ()
         for key in [key for key in given if isinstance(key, str)][:_MOST]:

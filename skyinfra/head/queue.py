@@ -192,6 +192,7 @@ class Queue:
         self._execution.leave([job.key for job in self.unfinished.values() if job.expected])
         await _cancelled([job.running for job in self._running.values() if job.running])
         for job in (*self._running.values(), *self._claimed):
+            job.expected |= job.adopted
             job.settling, job.adopted, job.running = False, False, None
             self._fair_share.add(job)
         self._running.clear()

@@ -248,7 +248,8 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
             with contextlib.suppress(TimeoutError):
                 await within(self._heard[address].wait(), _LAST_WORDS_S)
         died = not keywords.get("expected")
-        if died and address in self.workers and self.workers[address].processing:
+        closing = self.status in (Status.closing, Status.closed)
+        if died and not closing and address in self.workers and self.workers[address].processing:
             await self._killers.heard(str(self.workers[address].name))
         if address in self.workers:
             dask_scheduler.forget_ended(self, address, died=died)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
-import subprocess
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -155,13 +156,20 @@ def test_a_volume_that_comes_late_is_waited_for(tmp_path: Path, disk: Path) -> N
     volume = volume_of(tmp_path, disk)
     (place,) = (tmp_path / "by-id").iterdir()
     place.rename(tmp_path / "not-yet")
-    # It is there when the second attempt begins.
-    program(tmp_path / "bin", "late", f"mv {tmp_path}/not-yet {place}")
     boot = FirstBoot(tmp_path / "boot")
-    boot.write(as_step(volume, attempts=2))
-    with subprocess.Popen(["sh", "-c", "sleep 1; late"]):
-        assert boot.run().returncode == 0, boot.log.read_text()
-    assert [line["state"] for line in boot.lines()] == ["started", "failed", "done"]
+    boot.write(as_step(volume, attempts=100, timeout_s=50))
+
+    def come() -> None:
+        while not (boot.log.exists() and '"failed"' in boot.log.read_text()):
+            time.sleep(0.05)
+        (tmp_path / "not-yet").rename(place)
+
+    arrival = threading.Thread(target=come)
+    arrival.start()
+    assert boot.run().returncode == 0, boot.log.read_text()
+    arrival.join()
+    first, *between, last = [line["state"] for line in boot.lines()]
+    assert (first, set(between), last) == ("started", {"failed"}, "done")
     assert signatures(str(disk)) == ["skyinfra-head ext4"]
 
 

@@ -6,14 +6,18 @@ import asyncio
 import errno
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from distributed.core import Status
 from journals.heads import Head, Slots, on_head, until
 from journals.samples import OUTCOME, wanted
 from local_fleets.local_peer import LocalPeer
 
 import skyinfra as sky
+from skyinfra.engine.carried import KEY
 from skyinfra.head import queue
+from skyinfra.head.carried import Adoption
 from skyinfra.head.journal import Journal
 from skyinfra.protocol import failures, jobs, services
 from skyinfra.protocol.calls import Ending, Header, Outcome
@@ -215,6 +219,47 @@ def test_an_attempt_that_was_taken_over_is_not_lost_with_the_scheduler(
 
     on_head(tmp_path, _one_runs)
     on_head(tmp_path, second, slots=Slots(0))
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_an_attempt_that_is_claimed_while_the_scheduler_closes_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    monkeypatch.setattr(queue, "_BACK_S", 60.0)
+
+    async def second(head: Head, fleet: Slots) -> None:
+        key = f"{(await head.info('one')).key}.1"
+        if late:
+            stopping = asyncio.create_task(head.jobs.stop())
+            await asyncio.sleep(0)
+        head.jobs.claim(key, "n2/0")
+        await (stopping if late else head.jobs.stop())
+        head.jobs.start(fleet)  # type: ignore[arg-type]
+        assert (await head.info("one")).problem == "it ran on n2/0 when the head ended, which is waited for"
+        head.jobs.claim(key, "n2/0")
+        await until(lambda: fleet.adopted == ["one"])
+        fleet.end("one")
+        info = await head.info("one", 10)
+        assert (info.attempts, info.repeated, fleet.started) == (1, None, [])
+
+    on_head(tmp_path, _one_runs)
+    on_head(tmp_path, second, slots=Slots(0))
+
+
+def test_a_scheduler_that_closes_takes_nothing_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    sent: list[object] = []
+
+    def claim(key: str, slot: str) -> None:
+        asked.append(key)
+
+    for status in ("closing", "closed", "running"):
+        worker = SimpleNamespace(extra={KEY: ["one.1"]}, name="n2/0")
+        scheduler = SimpleNamespace(
+            status=Status[status], workers={"tls://n2": worker}, worker_send=lambda *message: sent.append(message)
+        )
+        Adoption(claim).add_worker(scheduler, "tls://n2")  # type: ignore[arg-type]
+        assert (len(asked), sent) == (status == "running", [])
 
 
 def test_a_job_that_is_cancelled_while_its_slot_is_away_is_not_taken_over(

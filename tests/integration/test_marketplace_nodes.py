@@ -198,7 +198,7 @@ def is_a_fleet(manifest: Manifest, rented: Rented) -> None:
         rented.host,
         rented.port(next(each for each in rented.started.values() if each.endswith("-0"))),
     )
-    with open_pool(manifest) as pool:
+    with open_pool(manifest, timeout=300) as pool:  # an apply ends before the head answers
         assert sky.compute(len)([1, 2]) @ pool == [2] * 4
         # None of this module, whose imports a node has not.
         assert [len(each) for each in pool.map(bytes, [3_000_000] * 8)] == [3_000_000] * 8
