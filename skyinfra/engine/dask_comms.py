@@ -33,7 +33,7 @@ from distributed.comm.tcp import (
 )
 from distributed.protocol import Serialized as Serialized
 from distributed.protocol.utils import msgpack_opts, unpack_frames
-from tornado.iostream import SSLIOStream, StreamClosedError
+from tornado.iostream import IOStream, SSLIOStream, StreamClosedError
 from tornado.tcpclient import TCPClient
 
 from skyinfra.engine import clock
@@ -267,11 +267,25 @@ PARKED = Parked()
 _made: ContextVar[list[Any]] = ContextVar("skyinfra_streams")
 
 
+class _Stream(IOStream):
+    """Tornado's, which notes the stream that takes its place with TLS: one that is cancelled as its handshake ends is
+    in nobody's hands, and open until somebody collects garbage."""
+
+    def start_tls(self, *arguments: Any, **keywords: Any) -> Any:
+        descriptor = self.socket.fileno() if self.socket is not None else None
+        connected = super().start_tls(*arguments, **keywords)
+        loop: Any = self.io_loop
+        if (found := loop.handlers.get(descriptor)) is not None:
+            _made.get([]).append(found[1].__self__)
+        return connected
+
+
 class _Client(TCPClient):
     """Tornado's, which notes the streams that it makes."""
 
     def _create_stream(self, *arguments: Any, **keywords: Any) -> Any:
         stream, connected = super()._create_stream(*arguments, **keywords)
+        stream.__class__ = _Stream
         _made.get([]).append(stream)
         return stream, connected
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import socket
+import ssl
 import struct
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -50,6 +53,54 @@ def test_it_is_a_closed_connection(monkeypatch: pytest.MonkeyPatch) -> None:
                 await connect(f"tls://{place}", timeout=5, **arguments)
 
         asyncio.run(run())
+
+
+def test_a_connection_that_is_given_up_as_its_handshake_ends_is_closed() -> None:
+    """A busy head kept one for a worker that it had asked in vain whether it can be reached, until it collected
+    garbage."""
+    secret = "0123456789abcdef" * 4
+    security = Credentials.derive(secret, role="client", name="test").security()
+    context = Credentials.derive(secret, role="worker", name="n1").security().get_listen_args("worker")["ssl_context"]
+    begun, ends = threading.Event(), threading.Event()
+    read: list[bytes] = []
+
+    def serve() -> None:
+        peer, _ = server.accept()
+        begun.set()
+        ends.wait(60)
+        with peer, contextlib.suppress(TimeoutError):
+            try:
+                with context.wrap_socket(peer, server_side=True) as tls:
+                    tls.settimeout(10)
+                    read.append(tls.recv(10))
+            except ssl.SSLEOFError:  # it was closed before
+                read.append(b"")
+
+    async def run() -> None:
+        place = f"127.0.0.1:{server.getsockname()[1]}"
+        connecting = asyncio.create_task(
+            registry.get_backend("tls").get_connector().connect(place, **security.get_connection_args("client"))
+        )
+        await asyncio.to_thread(begun.wait, 60)
+        await asyncio.sleep(0.1)  # its handshake waits for an answer
+        ends.set()
+        time.sleep(0.5)  # the process is busy, and the answer comes
+        # In one round of the loop the answer is read, and then the time is up.
+        asyncio.get_running_loop().call_later(0, connecting.cancel)
+        with pytest.raises(asyncio.CancelledError):
+            await connecting
+        del connecting
+        await asyncio.to_thread(thread.join, 60)
+
+    gc.disable()
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            thread = threading.Thread(target=serve)
+            thread.start()
+            asyncio.run(run())
+    finally:
+        gc.enable()
+    assert read == [b""]
 
 
 @pytest.mark.slow

@@ -86,12 +86,12 @@ def kill(found: Iterable[psutil.Process]) -> None:
             process.kill()
 
 
-def until(what: Callable[[], T | None], *, seconds: float = 60) -> T:
-    """The first true answer of *what*; an assertion fails when there is none in time."""
+def until(what: Callable[[], T | None], *, seconds: float = 60, last: Callable[[], object] | None = None) -> T:
+    """The first true answer of *what*; an assertion fails when there is none in time, with what *last* gives then."""
     deadline = time.monotonic() + seconds
     while True:
         found = what()
         if found:
             return found
-        assert time.monotonic() < deadline, f"not within {seconds} s"
+        assert time.monotonic() < deadline, f"not within {seconds} s: {last() if last is not None else what}"
         time.sleep(0.2)

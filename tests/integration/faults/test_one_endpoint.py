@@ -118,19 +118,15 @@ def test_a_gang_between_nodes_is_refused_and_one_on_a_node_is_not(behind: Fleet)
 @pytest.mark.slow
 def test_after_the_node_or_the_head_starts_anew(behind: Fleet) -> None:
     for each in reversed(behind.nodes):
-        t = time.monotonic()
         each.restart()
-        print("restarted", each.name, time.monotonic() - t, flush=True)
         behind.settled()
-        print("settled", each.name, time.monotonic() - t, half_closed(behind), flush=True)
         with behind.connect() as pool:
             assert len(pool.select(node="n1").submit(made(MB)).result(READY_S)) == MB
         # The head has closed what the workers of before had left there.
-        until(lambda: not half_closed(behind), seconds=READY_S)
-        print("clean", each.name, time.monotonic() - t, flush=True)
+        until(lambda: not half_closed(behind), seconds=READY_S, last=lambda: half_closed(behind))
 
 
 def half_closed(fleet: Fleet) -> str:
-    """The connections in the head's namespace whose other side is gone."""
-    command = ["ip", "netns", "exec", fleet.head.link.namespace, "ss", "-Htn", "state", "close-wait"]
+    """The connections in the head's namespace whose other side is gone, with their processes."""
+    command = ["ip", "netns", "exec", fleet.head.link.namespace, "ss", "-Htnp", "state", "close-wait"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
