@@ -17,6 +17,7 @@ from support import ROOT, missing
 pytest_plugins = [
     "local_fleets.client_fixtures",
     "local_fleets.node_fixtures",
+    "cloud_modules.failing_clouds",
     "front_ends.browser",
     "front_ends.notebooks",
     "devices.nvml_contract",

@@ -123,7 +123,17 @@ ALLOWED: dict[str, set[str]] = {
         "submission",
         "terraform",
     },
-    "failover": {"declared", "deploy", "offers", "places", "preflight", "providers", "terraform"},
+    "failover": {
+        "client",
+        "declared",
+        "deploy",
+        "offers",
+        "places",
+        "preflight",
+        "providers",
+        "submission",
+        "terraform",
+    },
     "terminal": {
         "accelerators",
         "client",

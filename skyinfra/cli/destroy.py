@@ -10,9 +10,8 @@ from typing import Annotated
 
 import typer
 
-from skyinfra.cli.options import StackName, Yes
+from skyinfra.cli.options import StackName, Yes, seconds
 from skyinfra.cli.stacks import Approval, Gone, keep_jobs
-from skyinfra.declared import seconds_of
 from skyinfra.deploy.affected_nodes import Use, uses
 from skyinfra.deploy.apply import carry_out
 from skyinfra.deploy.disks import kept_lines
@@ -103,11 +102,7 @@ def _limit(when_idle: str | None, *, wait: bool, auto_approve: bool) -> float | 
         )
     if when_idle is None:
         return None
-    try:
-        return seconds_of(when_idle)
-    except ValueError as error:
-        message, _, hint = str(error).partition("\n")
-        raise InvalidField(message, field="--when-idle", given=when_idle, hint=hint) from None
+    return seconds("--when-idle", when_idle)
 
 
 @dataclass

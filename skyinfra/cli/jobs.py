@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 import traceback
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,12 +13,27 @@ import typer
 from rich.markup import escape
 
 from skyinfra.blobs import copies
-from skyinfra.cli.notify import named_secret, named_target, targets
-from skyinfra.cli.options import Fleet, JobName, Json, Lines, Notify, Wide, errors_name_options, exit_code, write
+from skyinfra.cli.options import (
+    Fleet,
+    JobName,
+    Json,
+    Lines,
+    Notify,
+    Wide,
+    errors_name_options,
+    exit_code,
+    named_secret,
+    named_target,
+    seconds,
+    targets,
+    write,
+)
 from skyinfra.deploy.kept import GONE, keep_now, kept_jobs, why_gone
 from skyinfra.errors import (
     FleetUnreachable,
     InvalidField,
+    JobCancelled,
+    JobNotFound,
     NodeError,
     ScriptFailed,
     SkyinfraError,
@@ -30,11 +46,15 @@ from skyinfra.protocol.jobs import JobInfo
 from skyinfra.protocol.readings import Progress
 from skyinfra.terminal import names, tables
 from skyinfra.terminal.progress import asked, working
+from skyinfra.terraform.project import Project
+from skyinfra.terraform.stores import store_of
 
 if TYPE_CHECKING:
     from skyinfra.client import Job, Questions
 
 _POLL_S = 1.0
+# Between two looks for a fleet that is gone.
+_AGAIN_S = 5.0
 _KEEP_S = 3600.0
 _STYLES = {"running": "green", "failed": "red", "cancelled": "yellow"}
 
@@ -175,6 +195,24 @@ def keep(fleet: Fleet) -> None:
 
 
 @app.command()
+def resume(
+    fleet: Fleet,
+    names: Annotated[list[str] | None, typer.Argument(metavar="[JOB]...", help="Only these, by name or id.")] = None,
+) -> None:
+    """Run the jobs that had not ended when the fleet before did, as they were kept. From their begin.
+
+    `skyinfra destroy`, `jobs keep` and `watch` keep them.
+    """
+    from skyinfra.cli.watch import resumed
+
+    project = Project.find()
+    stack = project.stack(fleet.partition("/")[0])
+    pool = fleet.partition("/")[2] or stack.only_pool
+    store = store_of(stack, project.base_of(stack))
+    sys.stdout.write(f"{stack.name}/{pool}: {resumed(stack, pool, store, names or ())}\n")
+
+
+@app.command()
 def cancel(fleet: Fleet, job: JobName) -> None:
     """Take a job back; one that runs is ended on its slot. Exit code 1 where it has ended already."""
     with asked(fleet) as pool:
@@ -218,15 +256,22 @@ def result(
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    patience: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Wait so long for a fleet that is gone, and for one in its place."),
+    ] = None,
     notify: Notify = None,
 ) -> None:
     """Wait for a job and print its result. The exit code of a script is ours; 1 where a task raised an exception."""
     if output is not None and as_json:
         raise typer.BadParameter("--output writes a file, and --json prints")
-    recipients = targets(notify)
-    with asked(fleet) as pool:
+    recipients, patience_s = targets(notify), seconds("--patience", patience) if patience else 0.0
+    with ExitStack() as inside:
+        pool = inside.enter_context(asked(fleet))
         found = pool.job(job)
         try:
+            if patience_s:
+                pool, found = _waited(inside, fleet, pool, found, timeout, patience_s)
             if recipients:
                 from skyinfra.client.notifying import notify_of_job
 
@@ -246,6 +291,31 @@ def result(
             raise typer.Exit(exit_code(failed.code)) from None
         except TimeoutError as late:
             raise TaskError(str(late), hint="It is still running; ask again later.") from None
+
+
+def _waited(
+    inside: ExitStack, fleet: str, pool: Questions, job: Job[Any], timeout: float | None, patience: float
+) -> tuple[Questions, Job[Any]]:
+    """Waits for the end of *job*, also on a fleet that comes in the place of its own. Returns both as they are then.
+
+    Raises TimeoutError, and what asking raises once a fleet was gone for *patience* seconds.
+    """
+    deadline, lost = None if timeout is None else time.monotonic() + timeout, 0.0
+    while True:
+        try:
+            if lost:
+                pool = inside.enter_context(asked(fleet))
+                job = pool.job(job.id)
+            with suppress(JobCancelled):
+                job.outcome(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            return pool, job
+        except (*GONE, JobNotFound) as error:
+            if not lost:
+                lost = time.monotonic()
+                sys.stderr.write(f"{why_gone(error)}: waiting for it, or for one in its place\n")
+            if time.monotonic() - lost > patience or (deadline is not None and time.monotonic() > deadline):
+                raise
+            time.sleep(_AGAIN_S)
 
 
 def _explained(job: Job[Any], error: BaseException) -> SkyinfraError:

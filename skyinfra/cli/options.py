@@ -10,16 +10,19 @@ from difflib import get_close_matches
 from importlib import import_module
 from inspect import Parameter, Signature, signature
 from types import SimpleNamespace
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from skyinfra.console import write_output
-from skyinfra.errors import DeclarationError
+from skyinfra.errors import DeclarationError, InvalidField
 from skyinfra.errors.peers import meant
 from skyinfra.terminal import help as helping
 from skyinfra.terminal import screen
+
+if TYPE_CHECKING:
+    from skyinfra.protocol.secrets import Secret
 
 
 def names_of(kind: str, given: str | None = None) -> Callable[[typer.Context], list[str]]:
@@ -91,6 +94,18 @@ Notify = Annotated[
         help="Tell of its end: https://..., as Slack takes it; NAME[=@FILE], which has such an address; command:CMD.",
     ),
 ]
+
+
+def seconds(option: str, given: str) -> float:
+    """Returns the seconds of a time such as ``30m`` that was *given* with an *option*. Raises `InvalidField`."""
+    from skyinfra.declared import seconds_of
+
+    try:
+        return seconds_of(given)
+    except ValueError as error:
+        message, _, hint = str(error).partition("\n")
+        raise InvalidField(message, field=option, given=given, hint=hint) from None
+
 
 OPTIONS = {
     "batch": "--batch",
@@ -340,3 +355,39 @@ class ListByDefault(Commands):
                 ctx.fail(f"No such command '{args[0]}'. Did you mean {' or '.join(near)}? {of_stack}")
             args = ["list", *args]
         return super().parse_args(ctx, args)
+
+
+def named_secret(text: str, option: str = "--secret") -> Secret:
+    """Returns the secret of ``--secret``: ``NAME``, or ``NAME=@FILE``. Raises `InvalidField`."""
+    from skyinfra.protocol.secrets import Secret
+
+    name, given, file = text.partition("=")
+    if given and not file.startswith("@"):
+        raise InvalidField(
+            "a value in a command line is seen in the process list and in the history of the shell",
+            field=option,
+            given=name,
+            hint=f"Set the variable {name} and say {option} {name}, or {option} {name}=@FILE.",
+        )
+    return Secret(name, file[1:] if given else None)
+
+
+def named_target(text: str) -> str | Secret:
+    """Returns the target of ``--notify``: an address, ``command:CMD``, or ``NAME``, or ``NAME=@FILE``, that has one."""
+    from skyinfra.client.jobs import is_target
+
+    return text if is_target(text) else named_secret(text, "--notify")
+
+
+def targets(notify: Sequence[str] | None, *, by_head: bool = False) -> list[str]:
+    """Returns the addresses and commands of ``--notify``; none that the head cannot notify where it does so.
+
+    Raises `InvalidField`, `SecretNotFound` and `NotSupported`.
+    """
+    if not notify:
+        return []
+    from skyinfra.client import jobs
+
+    with errors_name_options():
+        named = [named_target(text) for text in notify]
+        return jobs.addresses(named) if by_head else jobs.targets(named)

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from skyinfra.blobs.store import in_words
-from skyinfra.cli.notify import named_secret, targets
 from skyinfra.cli.options import (
     Notify,
     OnNode,
@@ -26,8 +25,10 @@ from skyinfra.cli.options import (
     Secrets,
     errors_name_options,
     exit_code,
+    named_secret,
     names_of,
     takes_records,
+    targets,
     write,
 )
 from skyinfra.engine.deaths import ended

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -185,28 +185,7 @@ def deploy(
     try:
         project = Project.find()
         selected = synthesize(stack, project)
-
-        def attempt(selected: SynthesizedStack, again: bool = False) -> Plan | None:
-            cost = cost_of(selected.pools, selected.volumes)
-            return carry_out(
-                selected,
-                approve=Approval(selected, "deploy", auto_approve or again, cost, say),
-                replace=replace or (),
-                gone=gone,
-                planning=working(f"plan {selected.name}: terraform"),
-                before=partial(keep_jobs, selected, project.folder),
-                on_event=print_step if as_json else None,
-            )
-
-        failover = Failover(
-            selected,
-            Choices.read(project.folder),
-            synthesize=partial(synthesize, selected.name, project),
-            attempt=attempt,
-            ask=partial(ask_to, "deploy", auto_approve),
-            say=partial(tables.say, to_stderr=True),
-            look=ask_clouds,
-        )
+        failover = failover_of(selected, project, auto_approve=auto_approve, replace=replace or (), gone=gone, say=say)
         done = failover.deploy()
         selected = failover.stack
         if done is None:
@@ -232,6 +211,40 @@ def deploy(
         if say is not None:
             say("error", error=type(error).__name__, message=str(error))
         raise
+
+
+def failover_of(
+    stack: SynthesizedStack,
+    project: Project,
+    *,
+    auto_approve: bool,
+    replace: Sequence[str] = (),
+    gone: bool = False,
+    say: Callable[..., None] | None = None,
+) -> Failover:
+    """Returns a deploy of *stack*. say: see `print_event`; without it, steps are shown as lines."""
+
+    def attempt(selected: SynthesizedStack, again: bool = False) -> Plan | None:
+        cost = cost_of(selected.pools, selected.volumes)
+        return carry_out(
+            selected,
+            approve=Approval(selected, "deploy", auto_approve or again, cost, say),
+            replace=replace,
+            gone=gone,
+            planning=working(f"plan {selected.name}: terraform"),
+            before=partial(keep_jobs, selected, project.folder),
+            on_event=print_step if say is not None else None,
+        )
+
+    return Failover(
+        stack,
+        Choices.read(project.folder),
+        synthesize=partial(synthesize, stack.name, project),
+        attempt=attempt,
+        ask=partial(ask_to, "deploy", auto_approve),
+        say=partial(tables.say, to_stderr=True),
+        look=ask_clouds,
+    )
 
 
 @app.command()

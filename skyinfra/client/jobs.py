@@ -17,7 +17,7 @@ from skyinfra.client import files
 from skyinfra.engine import dask_client
 from skyinfra.engine.notifications import webhooks
 from skyinfra.engine.waiting import within
-from skyinfra.errors import InvalidField, JobCancelled, NotSupported, SlotLost
+from skyinfra.errors import InvalidField, JobCancelled, NodeError, NotSupported, SlotLost
 from skyinfra.protocol import jobs, questions, services
 from skyinfra.protocol.calls import Outcome
 from skyinfra.protocol.jobs import JobInfo, Kind, State, Submission
@@ -227,6 +227,22 @@ class Line:
                     self._connection.lacks.tell((await self._connection.look()).state)
             # A head that is about to leave answers at once.
             await asyncio.sleep(_PAUSE_S)
+
+    async def unfinished(self, job: str) -> tuple[Submission, bytes]:
+        """Returns what another head needs of a job that has not ended: its submission and its pickled call.
+
+        What was synced for it is among the blobs of the head then. Raises `InvalidField` where it has ended.
+        """
+        wanted = await self.ask(services.job_submission, job=job)
+        if wanted.size > jobs.LARGEST:
+            raise jobs.too_large(wanted.size)
+        call = bytearray()
+        while len(call) < wanted.size:
+            part, _ = await self.ask(services.job_call, job=wanted.id, offset=len(call), length=jobs.PART)
+            if not part:
+                raise NodeError("the head gives less of a job than it says that there is", field=job)
+            call += part
+        return wanted, bytes(call)
 
     async def outcome(self, job: str) -> bytes:
         """Returns the pickled outcome of a job that has ended by itself."""

@@ -117,6 +117,8 @@ class Keeping:
     spent: str = ""
     # The number of files that the head keeps of jobs, which are not copied.
     files: int = 0
+    # Jobs that had not ended, and that another fleet can run.
+    unfinished: int = 0
 
     @property
     def whole(self) -> bool:
@@ -136,6 +138,10 @@ class Keeping:
             text += f"; {lost} were NOT kept: {self.problems[0]}"
         if self.notes:
             text += f"; {len(self.notes)} without the whole log: {self.notes[0]}"
+        if self.unfinished:
+            text += (
+                f"; {self.unfinished} had not ended: `skyinfra jobs resume {self.fleet}` on the next fleet runs them"
+            )
         if self.spent:
             text += f"; it has cost {self.spent}"
         if self.files:
@@ -145,13 +151,18 @@ class Keeping:
 
 
 def keep(
-    manifest: Manifest, store: Store, *, patience: float = PATIENCE_S, stack: SynthesizedStack | None = None
+    manifest: Manifest,
+    store: Store,
+    *,
+    patience: float = PATIENCE_S,
+    stack: SynthesizedStack | None = None,
+    resumed: bool = True,
 ) -> Keeping:
     """Copies the records and logs of the jobs of a fleet into *store*; those that are there as they are, it leaves.
 
     stack: its hours are copied too, with the prices that its machines have now. patience: seconds after which no other
-    job is begun with. Problems of the store and of single jobs stand in the result. Raises `FleetUnreachable` and what
-    else connecting raises.
+    job is begun with. resumed: whether what another fleet needs of those that have not ended is copied too. Problems of
+    the store and of single jobs stand in the result. Raises `FleetUnreachable` and what else connecting raises.
     """
     from skyinfra.client import open_questions
 
@@ -181,7 +192,21 @@ def keep(
                 done.problems += [sent] if isinstance(sent, str) else []
         finally:
             threads.shutdown(cancel_futures=True)
+        if resumed:
+            _keep_unfinished(fleet, store, deadline, done)
     return done
+
+
+def _keep_unfinished(fleet: Questions, store: Store, deadline: float, done: Keeping) -> None:
+    from skyinfra.client.unfinished import keep_unfinished
+
+    try:
+        left = keep_unfinished(fleet, store, deadline)
+    except SkyinfraError as error:
+        done.notes.append(f"what another fleet needs of jobs is NOT kept: {_line(error)}")
+        return
+    done.notes += [f"{job}: another fleet cannot run it: {why}" for job, why in left.problems.items()]
+    done.unfinished = left.waiting
 
 
 class _Timed(io.RawIOBase):
@@ -287,7 +312,9 @@ class _Copy:
         return str(found["text"]), int(found["offset"])
 
 
-def keep_before(stack: SynthesizedStack, plan: Plan, project: Path, *, destroy: bool = False) -> Iterator[Keeping]:
+def keep_before(
+    stack: SynthesizedStack, plan: Plan, project: Path, *, destroy: bool = False, resumed: bool = True
+) -> Iterator[Keeping]:
     """Keeps the jobs of the fleets that lose some by *plan*, see `keep`; never raises `SkyinfraError`.
 
     Yields what became of those of each fleet that has any. Takes two minutes at most, or what is under way then.
@@ -302,7 +329,7 @@ def keep_before(stack: SynthesizedStack, plan: Plan, project: Path, *, destroy: 
     for pool in fleets if destroy else losing_pools(plan) & set(fleets):
         try:
             left = max(0.0, deadline - time.monotonic())
-            done = keep(fleets[pool], store, patience=left, stack=stack)
+            done = keep(fleets[pool], store, patience=left, stack=stack, resumed=resumed)
         except (SkyinfraError, OSError) as error:
             done = Keeping(fleets[pool].fleet, store.where, None, problems=[_line(error)])
         if done.total != 0 or done.spent:

@@ -144,7 +144,7 @@ def ended_nodes(stack: SynthesizedStack, plan: Plan) -> list[str]:
         if stops := budget.get("action") == "stop":
             found.append(f"its budget of {usd(budget['usd'])}")
         declared = " or ".join(found)
-        gone = _gone(stack.module_of(pool["name"]), plan) if declared else 0
+        gone = gone_nodes(stack.module_of(pool["name"]), plan) if declared else 0
         if gone and pool.get("head"):
             gone = int(pool.get("min_nodes", pool["nodes"])) + 1  # those of a group are not in the state
         if gone:
@@ -156,7 +156,7 @@ def ended_nodes(stack: SynthesizedStack, plan: Plan) -> list[str]:
     return sentences
 
 
-def _gone(module: str, plan: Plan) -> int:
+def gone_nodes(module: str, plan: Plan) -> int:
     """Returns how many nodes of the pool of *module* a refresh has not found, or a deploy starts again."""
     machines = [each for each in plan.gone if _is_machine(module, each)]
     again = [each for each, why in plan.reasons.items() if why == "requested" and each.startswith(f"module.{module}.")]
@@ -164,7 +164,7 @@ def _gone(module: str, plan: Plan) -> int:
 
 
 def _is_machine(module: str, address: str) -> bool:
-    type = address.removeprefix(f"module.{module}.").partition(".")[0]
+    type = re.sub(r"^(module\.[^.\[]+(\[[^\]]*\])?\.)+", "", address).partition(".")[0]
     return address.startswith(f"module.{module}.") and machines_of(type, {}) is not None
 
 
@@ -183,10 +183,10 @@ def _processes(stack: SynthesizedStack, name: str, manifest: Manifest) -> Iterat
         return
     folder = stack.folder / root / manifest.stack / manifest.pool
     if not (folder / "secret").exists():
-        yield f"module.{name}.terraform_data.credential"
+        yield f"module.{stack.module_of(name)}.terraform_data.credential"
     for node in manifest.nodes:
         if not _is_served(folder / node.name):
-            yield _address(name, node.name, head=node.head)
+            yield _address(stack.module_of(name), node.name, head=node.head)
 
 
 def _is_served(folder: Path) -> bool:
@@ -220,7 +220,7 @@ def _containers(stack: SynthesizedStack, name: str, manifest: Manifest) -> Itera
         asked = ["sh", str(script), "running"]
         done = subprocess.run(asked, env={**os.environ, **variables}, stdin=subprocess.DEVNULL, capture_output=True)
         if done.returncode != 0:
-            yield _address(name, node.name, head=node.head)
+            yield _address(stack.module_of(name), node.name, head=node.head)
 
 
 @dataclass(frozen=True)
@@ -246,6 +246,6 @@ def _variables(made: dict[str, Any]) -> dict[str, str]:
     return {"ENGINE": read.engine.ENGINE, "HOST": read.engine.HOST or "", "CONTAINER": read.container}
 
 
-def _address(pool: str, node: str, *, head: bool) -> str:
+def _address(module: str, node: str, *, head: bool) -> str:
     resource = "head" if head else f'worker["{node}"]'
-    return f"module.{pool}.terraform_data.{resource}"
+    return f"module.{module}.terraform_data.{resource}"

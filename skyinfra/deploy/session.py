@@ -229,5 +229,5 @@ def with_end(pool: ComputePool) -> tuple[ComputePool, str]:
 def _keep_jobs(stack: SynthesizedStack, plan: Plan, *, project: Path) -> None:
     # An interrupt ends the keeping alone: what costs money is destroyed all the same.
     with contextlib.suppress(KeyboardInterrupt):
-        for done in keep_before(stack, plan, project, destroy=True):
+        for done in keep_before(stack, plan, project, destroy=True, resumed=False):
             sys.stderr.write(f"{done}\n")

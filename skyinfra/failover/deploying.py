@@ -27,7 +27,7 @@ from skyinfra.failover.blocks import (
 from skyinfra.failover.live_places import Known
 from skyinfra.failover.strays import refuse_strays, stray_lines
 from skyinfra.offers import usd
-from skyinfra.places.choices import NAME, Choice, Choices
+from skyinfra.places.choices import NAME, Choice, Choices, Refused
 from skyinfra.providers import machines_of
 from skyinfra.terraform.cloud_errors import Refusal, refusals
 from skyinfra.terraform.program import Plan
@@ -232,6 +232,45 @@ class Failover:
         # Of which attribute a module takes the id is its own.
         return any(str(value) in named for each in machines for value in each.attributes.values())
 
+    # After the loss of all nodes ------------------------------------------------------------------------------------
+
+    def leave(self, name: str, why: str) -> bool:
+        """Leaves the place where a pool has lost its nodes for the next one; `deploy` makes it there.
+
+        A pool of one place, and one of whose others none is free, is made anew where it is. Returns whether a person
+        lets it. Raises what removing it raises.
+        """
+        pool = self._pools().get(name)
+        here = None if pool is None else next(each for each in pool["places"] if each["place"] == pool["place"])
+        if pool is None or here is None or self.stack.runs_elsewhere:
+            return self.ask(f"{name}: {why}. Make it anew?")
+        lost = Refused(here["place"], datetime.now(UTC).isoformat(timespec="seconds"), LOST, {}, words=why)
+        choice = self.choices.of(self._fleet(pool))
+        records = (*(each for each in choice.refused if each.place != here["place"]), lost)
+        found = self._in_order(pool, self._states(pool, replace(choice, refused=records)))
+        free = next((each for each in found if each.free and not each.selected), None)
+        if free is None:
+            return self.ask(f"{name}: {why}, and no other place is free. Make it anew at {here['place']}?")
+        self.say(f"{name}: {here['place']}: {why}")
+        if not self.ask(_question(pool, free)):
+            return False
+        self._choose(pool, free, records)
+        self._remove(pool, self.stack.module_of(name))
+        self.stack = self.synthesize()
+        return True
+
+    def refuse_elsewhere(self) -> None:
+        """Raises `FleetError` where the state has nodes that serve at another place than the file says: it is an old
+        one, and going on by it would move them back."""
+        for pool in self._pools().values():
+            for call in {each.call for each in self.stack.resources() if each.module == pool["name"]}:
+                if call != self.stack.module_of(pool["name"]) and self._serves(pool, call):
+                    raise FleetError(
+                        f"{NAME} has it at {pool['place']}, and its nodes are at {_named(pool, call)}",
+                        field=self._fleet(pool),
+                        hint=f"Take the {NAME} of who moved it there: it belongs into version control.",
+                    )
+
     # After a refusal ------------------------------------------------------------------------------------------------
 
     def _move(self, error: TerraformFailed) -> None:
@@ -294,6 +333,8 @@ class Failover:
         return pool, records, free
 
 
+# The cause of a place that was left as all nodes of the pool there were gone.
+LOST = "NodesLost"
 # In the place of the first, where no module is named like the pool: no place has this name.
 _NOWHERE = "none"
 
@@ -317,6 +358,8 @@ def blocked(state: PlaceState) -> str:
     if why is None or until is None:
         return f"not tried: {state.known.problem}" if state.known.too_dear else "not tried"
     kind = "quota" if why.cause == "QuotaExceeded" else "capacity"
+    if why.cause == LOST:
+        return f"left at {why.at[11:16]} UTC, {ago(why, datetime.now(UTC))}: {why.words}; until {until:%H:%M}"
     by = "" if why.place == state.place["place"] else f", as {why.place} was,"
     words = why.words.rstrip(".")
     old = ago(why, datetime.now(UTC))
@@ -326,10 +369,11 @@ def blocked(state: PlaceState) -> str:
 
 
 def _question(pool: Pool, selected: PlaceState) -> str:
-    before = next(each for each in pool["places"] if each["place"] == pool["place"])
-    prices = [_price(each) for each in (PlaceState(before, selected=True), selected)]
-    machine = selected.place["machine_types"][0]
-    return f"{pool['name']}: go on with {selected.place['place']}, {machine}, at {prices[1]} in place of {prices[0]}?"
+    before = PlaceState(next(each for each in pool["places"] if each["place"] == pool["place"]), selected=True)
+    words = f"{pool['name']}: go on with {selected.place['place']}, {selected.place['machine_types'][0]}"
+    if before.usd_per_hour is not None or selected.usd_per_hour is not None:
+        words += f", at {_price(selected)} in place of {_price(before)}"
+    return f"{words}?"
 
 
 def _price(state: PlaceState) -> str:

@@ -68,6 +68,8 @@ class Jobs:
             services.job_forget.by(self._forget),
             services.job_written.by(self._take_written),
             services.job_files.by(self._files),
+            services.job_submission.by(self._submission),
+            services.job_call.by(self._call),
         )
 
     async def load(self) -> None:
@@ -197,6 +199,19 @@ class Jobs:
     async def _outcome(self, job: str, offset: int, length: int) -> tuple[bytes, int]:
         identity = self._find(job).info.id
         return await asyncio.to_thread(self._journal.outcome, identity, offset, min(length, jobs.PART))
+
+    async def _submission(self, job: str) -> Submission:
+        return await asyncio.to_thread(self._journal.submission, self._unfinished(job).record)
+
+    async def _call(self, job: str, offset: int, length: int) -> tuple[bytes, int]:
+        identity = self._unfinished(job).info.id
+        return await asyncio.to_thread(self._journal.part_of_call, identity, offset, max(0, min(length, jobs.PART)))
+
+    def _unfinished(self, job: str) -> Job:
+        found = self._find(job)
+        if found.info.over:
+            raise InvalidField(f"the job is {found.info.state}", field="job", given=found.info.name)
+        return found
 
     async def _cancel(self, job: str) -> bool:
         found = self._find(job)

@@ -65,7 +65,15 @@ class Record(_schema.Document, error=StateDirectoryError, source="job", version=
         """Returns the record of a job that is submitted *now*, in UNIX seconds."""
         whose = wanted.submitter, wanted.priority
         info = JobInfo(wanted.name, wanted.id, wanted.task, wanted.kind, *whose, state="queued", submitted=now)
+        info = replace(info, repeated=wanted.repeated)
         return cls(VERSION, info, wanted.header, dict(wanted.resources), wanted.retries)
+
+    def submission(self, size: int) -> Submission:
+        """Returns what another head is given to run the job, whose pickled call has *size* bytes."""
+        info, left = self.info, max(0, self.retries - self.failures)
+        whose = info.submitter, info.priority
+        wanted = (info.id, info.name, info.task, info.kind, *whose, self.header, size, dict(self.resources), left)
+        return Submission(jobs.VERSION, *wanted)
 
     @cached_property
     def task(self) -> Header:
@@ -206,6 +214,17 @@ class Journal:
         if (tree := record.task.tree) is not None:
             self._trees.restore(tree)
         return self._part(record.info.id, "call", 0, -1)[0]
+
+    def submission(self, record: Record) -> Submission:
+        """Returns what another head needs of a job that has not ended; its files are among the blobs then. Raises
+        `StateDirectoryError`."""
+        if (tree := record.task.tree) is not None:
+            self._trees.restore(tree)
+        return record.submission(self._part(record.info.id, "call", 0, 0)[1])
+
+    def part_of_call(self, identity: str, offset: int, length: int) -> tuple[bytes, int]:
+        """Returns a part of the pickled call, and how many bytes the whole has. Raises `StateDirectoryError`."""
+        return self._part(identity, "call", offset, length)
 
     def outcome(self, identity: str, offset: int, length: int) -> tuple[bytes, int]:
         """Returns a part of the outcome, and how many bytes the whole has. Raises `StateDirectoryError`."""

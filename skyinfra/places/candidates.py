@@ -14,7 +14,7 @@ from skyinfra.terraform.state import BETWEEN
 
 # What tells one place of a provider from another, besides its region and its zones.
 _ACCOUNT = ("profile", "project", "project_id", "account_id")
-_DISTINCT = (*_ACCOUNT, "data_centers", "cloud", "instance_types")
+_DISTINCT = (*_ACCOUNT, "data_centers", "cloud", "instance_types", "host")
 
 
 def alternatives(pool: ComputePool) -> Iterator[tuple[str, ComputePool]]:
@@ -25,9 +25,9 @@ def alternatives(pool: ComputePool) -> Iterator[tuple[str, ComputePool]]:
     declared = pool.places.each if pool.places is not None else (pool.provider,)
     for position, provider in enumerate(declared):
         field = f"provider[{position}]" if pool.places is not None else "provider"
-        if len(declared) > 1 and not isinstance(provider, CloudProvider):
+        if len(declared) > 1 and not _movable(provider):
             raise NotSupported(
-                "only clouds are tried one after the other",
+                "only clouds, containers and this machine are tried one after the other, and nothing simulated",
                 field=field,
                 given=f"sky.{type(provider).__name__}()",
                 hint="Give it a pool of its own.",
@@ -35,6 +35,12 @@ def alternatives(pool: ComputePool) -> Iterator[tuple[str, ComputePool]]:
         for region in getattr(provider, "regions", ()) or (None,):
             each = provider if region is None else _changed(provider, region=region)
             yield field, pool if each is pool.provider else pool.model_copy(update={"provider": each})
+
+
+def _movable(provider: Provider) -> bool:
+    """Returns whether its nodes are made and removed by Terraform, so that a pool can have them elsewhere."""
+    own = provider.kind in ("local", "container") and not getattr(provider, "simulate", False)
+    return own or isinstance(provider, CloudProvider)
 
 
 def later_zones(pool: ComputePool) -> Iterator[ComputePool]:

@@ -139,7 +139,7 @@ def _state(backend: Mapping[str, Any] | None, arn: str) -> Iterator[dict[str, An
     actions = ["s3:DeleteObject", "s3:GetObject", "s3:PutObject"]
     yield {"Sid": "State", "Effect": "Allow", "Action": actions, "Resource": files}
     kept = f"{bucket}/{jobs_prefix(backend)}*"
-    yield {"Sid": "Jobs", "Effect": "Allow", "Action": ["s3:GetObject", "s3:PutObject"], "Resource": kept}
+    yield {"Sid": "Jobs", "Effect": "Allow", "Action": actions, "Resource": kept}
     if "kms_key_id" in backend:
         actions = ["kms:Decrypt", "kms:Encrypt", "kms:GenerateDataKey"]
         yield {"Sid": "StateKey", "Effect": "Allow", "Action": actions, "Resource": backend["kms_key_id"]}

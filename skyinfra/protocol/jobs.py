@@ -82,7 +82,7 @@ class JobInfo(_schema.Document, error=NodeError, source="job"):
     None before it has ended, and where it was not measured: it took less than two seconds or so, or the device tells
     nothing. lacks: the names of the secrets that it waits for. notifications: of its end, by the head.
     written: the files of its last attempt, once that has ended; None where it wrote none. repeated: why it began again
-    last after its head did, in one line; None where it did not.
+    last after its head did, or on another fleet, in one line; None where it did not.
     """
 
     name: Name
@@ -132,7 +132,8 @@ class Submission(
 
     header: that of the task, see `calls.Header`; its key is replaced for every attempt. size: bytes of the pickled
     call, which was sent in parts before. retries: how often it starts again after an exception. resources: what a slot
-    must have to take it, as Dask counts it. replace: forget a job of the same name that has ended.
+    must have to take it, as Dask counts it. replace: forget a job of the same name that has ended. repeated: see
+    `JobInfo`, of a job that ran on another fleet.
     """
 
     version: int
@@ -147,6 +148,7 @@ class Submission(
     resources: dict[str, int]
     retries: int = 0
     replace: bool = False
+    repeated: str | None = field(default=None, metadata={"later": True})
 
     def _check(self, source: str) -> None:
         check_id(self.id)

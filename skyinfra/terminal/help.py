@@ -9,7 +9,7 @@ from skyinfra.console import colours, console
 
 # Groups of commands; those of a subgroup, such as "mig show", stand in the order of the table.
 GROUPS: dict[str, tuple[str, ...]] = {
-    "Start": ("init", "synth", "plan", "deploy", "scale", "upgrade", "move", "keep", "destroy", "completion"),
+    "Start": ("init", "synth", "plan", "deploy", "scale", "upgrade", "move", "keep", "watch", "destroy", "completion"),
     "Run": ("run", "jobs", "put", "get", "exec", "ssh", "port-forward", "open"),
     "Look": ("status", "cost", "top", "logs", "doctor", "dashboard", "manifest"),
     "Plan": ("recommend", "offers", "mig", "preflight", "iam", "render"),
@@ -25,6 +25,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "upgrade": ("upgrade", "Bring the runner of a fleet to this version of skyinfra"),
     "move": ("upgrade", "Move a pool with its nodes to another stack, or all pools of a stack to its new name"),
     "keep": ("nodes", "Keep a fleet from being idle for a time from now on"),
+    "watch": (
+        "watch",
+        "Bring fleets back that have lost all of their nodes, at their next place, and their jobs with them",
+    ),
     "destroy": ("destroy", "Remove everything a stack created, after keeping its jobs' logs"),
     "completion": ("init", "Print the completion of a shell"),
     "run": ("run", "Run a Python script on one slot"),
@@ -80,6 +84,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "jobs",
         "Copy records and logs of jobs to where the state of the stack is, for after the fleet",
     ),
+    "jobs resume": ("jobs", "Run the jobs that had not ended when the fleet before did, as they were kept"),
     "jobs cancel": ("jobs", "Take a job back; one that runs is ended on its slot"),
     "jobs fetch": ("execute", "Bring the files that a script wrote, and that `run --detach --fetch` kept"),
     "jobs give": (
@@ -98,6 +103,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     "upgrade": ("skyinfra upgrade my-stack/pool", "skyinfra upgrade my-stack/pool --drain 60 --auto-approve"),
     "move": ("skyinfra move old-name new-name", "skyinfra move research/train production"),
     "keep": ("skyinfra keep my-stack/pool 2h", "skyinfra keep my-stack/pool 0"),
+    "watch": ("skyinfra watch", "skyinfra watch my-stack --lost-after 10m --once --auto-approve"),
     "destroy": ("skyinfra destroy", "skyinfra destroy my-stack --when-idle 30m --auto-approve"),
     "completion": ("skyinfra completion bash >> ~/.bashrc", "skyinfra completion fish"),
     "run": (
@@ -153,6 +159,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     "jobs list": ("skyinfra jobs my-stack/pool", "skyinfra jobs list my-stack/pool --json"),
     "jobs logs": ("skyinfra jobs logs my-stack/pool train-20", "skyinfra jobs logs my-stack/pool train-20 --follow"),
     "jobs keep": ("skyinfra jobs keep my-stack/pool", "skyinfra -C my-project jobs keep my-stack/pool"),
+    "jobs resume": ("skyinfra jobs resume my-stack/pool", "skyinfra jobs resume my-stack/pool train-20"),
     "jobs cancel": ("skyinfra jobs cancel my-stack/pool train-20", "skyinfra jobs cancel my-stack/pool 3f9c"),
     "jobs fetch": (
         "skyinfra jobs fetch my-stack/pool train-20 results/",

@@ -41,6 +41,9 @@ class Store(Protocol):
     def write(self, name: str, content: IO[bytes] | io.RawIOBase) -> None:
         """Writes a file anew; whoever reads it sees the old content or the new one."""
 
+    def remove(self, name: str) -> None:
+        """Removes a file, where it is there."""
+
 
 def store_of(stack: SynthesizedStack, project: Path) -> Store:
     """Returns the store of the kept jobs of *stack*: beside its state in S3, else in the folder of the *project*."""
@@ -90,6 +93,11 @@ class _Folder:
                     stream.write(data)
             Path(part).replace(file)
 
+    def remove(self, name: str) -> None:
+        """See `Store.remove`."""
+        with self._named(name) as file:
+            file.unlink(missing_ok=True)
+
     @contextmanager
     def _named(self, name: str) -> Iterator[Path]:
         file = self._folder / name
@@ -133,6 +141,11 @@ class _Bucket:
             encryption = encryption or {"ServerSideEncryption": "AES256"}
         with self._asking("s3:PutObject", name):
             self._client.put_object(Bucket=self._bucket, Key=f"{self._prefix}{name}", Body=content, **encryption)
+
+    def remove(self, name: str) -> None:
+        """See `Store.remove`."""
+        with self._asking("s3:DeleteObject", name):
+            self._client.delete_object(Bucket=self._bucket, Key=f"{self._prefix}{name}")
 
     def _asking(self, action: str, name: str) -> AbstractContextManager[None]:
         load_boto3(_PURPOSE)

@@ -104,7 +104,9 @@ def test_a_place_keeps_its_module_in_another_order() -> None:
         ([], "expected at least one provider"),
         ([sky.AWS(), sky.AWS()], "the same place twice"),
         ([sky.AWS(zones=["us-east-1a"]), sky.AWS(zones=["us-east-1a", "us-east-1b"])], "the same place twice"),
-        ([sky.AWS(), sky.Local(simulate=True)], "only clouds are tried one after the other"),
+        ([sky.AWS(), sky.Local(simulate=True)], "and nothing simulated"),
+        ([sky.AWS(), sky.SSH(hosts=["gpu1"])], "only clouds, containers and this machine"),
+        ([sky.Container(), sky.Container()], "the same place twice"),
         ([sky.AWS(), "gcp"], r"provider\[1\]: expected a provider"),
         ([sky.AWS(), sky.GCP(region="us-west9")], r"provider\[1\]"),
     ],
@@ -112,6 +114,17 @@ def test_a_place_keeps_its_module_in_another_order() -> None:
 def test_what_is_no_list_of_places_is_refused(provider: Any, says: str) -> None:
     with pytest.raises(sky.DeclarationError, match=says):
         compile_pools([pool(provider)], "s")
+
+
+def test_own_machines_are_places_too() -> None:
+    own = [sky.Container(host="ssh://me@gpu1"), sky.Container(host="ssh://me@gpu2"), sky.Local(), sky.AWS()]
+    found = compile_pools([pool(own)], "s")[0].places
+    assert [(each.place, each.module) for each in found] == [
+        ("container ssh://me@gpu1", ""),
+        ("container ssh://me@gpu2", "t__container-ssh-me-gpu2"),
+        ("local", "t__local"),
+        ("aws us-east-1", "t__aws-us-east-1"),
+    ]
 
 
 def test_no_place_is_dearer_than_is_declared() -> None:

@@ -87,7 +87,7 @@ def test_a_state_in_s3() -> None:
     found = document(backend={"bucket": "states", "key": "fleets/here", "kms_key_id": KEY})
     assert found["State"]["Resource"] == ["arn:aws:s3:::states/fleets/here", "arn:aws:s3:::states/fleets/here.tflock"]
     assert found["Jobs"]["Resource"] == "arn:aws:s3:::states/fleets/here/jobs/*"
-    assert found["Jobs"]["Action"] == ["s3:GetObject", "s3:PutObject"]  # nothing of them is ever deleted
+    assert found["Jobs"]["Action"] == ["s3:DeleteObject", "s3:GetObject", "s3:PutObject"]
     assert found["StateKey"]["Resource"] == KEY
     # A store that is not AWS's has other accounts.
     assert "State" not in document(backend={"bucket": "states", "key": "x", "endpoints": {"s3": "https://minio"}})

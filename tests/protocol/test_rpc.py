@@ -122,6 +122,7 @@ def test_calls_that_change_nothing() -> None:
         "clock",
         "gang_state",
         "hours",
+        "job_call",
         "job_list",
         "job_outcome",
         "job_wait",

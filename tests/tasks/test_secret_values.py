@@ -11,7 +11,7 @@ import cloudpickle
 import pytest
 
 import skyinfra as sky
-from skyinfra.cli.notify import named_secret
+from skyinfra.cli.options import named_secret
 from skyinfra.cli.run import ScriptOptions
 from skyinfra.compiler import compile_pool, revision
 from skyinfra.tasks import Task

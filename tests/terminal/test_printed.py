@@ -177,13 +177,14 @@ ASKING: dict[str, list[str]] = {
     "jobs list": [FLEET],
     "jobs logs": [FLEET, "train"],
     "jobs keep": [FLEET],
+    "jobs resume": ["stack/pool"],
     "jobs cancel": [FLEET, "train"],
     "jobs fetch": [FLEET, "train"],
     "jobs give": [FLEET, "train"],
     "jobs result": [FLEET, "train"],
 }
 ALONE = {
-    *("init", "synth", "plan", "deploy", "scale", "destroy", "move", "completion", "recommend", "offers"),
+    *("init", "synth", "plan", "deploy", "scale", "destroy", "move", "watch", "completion", "recommend", "offers"),
     *("preflight", "iam", "render", "run", "open jupyter", "dashboard"),
     *("mig show", "mig check", "mig pack", "mig profiles", "mig layouts", "mig gallery", "mig export", "mig import"),
 }
