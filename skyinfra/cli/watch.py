@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -93,14 +94,17 @@ class _Watching:
     def _bring_back(self, pool: str, store: Store, found: Look, loss: Loss, why: str) -> None:
         failover = failover_of(self.stack, self.project, auto_approve=self.auto_approve)
         failover.refuse_elsewhere()
-        # One that is cut off from here on goes on with a deploy, at the place that the file of places has then.
-        Seen(since=0.0, waits=found.seen.waits, loss="again").write(store, pool)
+        # One that is cut off from then on goes on with a deploy, at the place that the file of places has then.
+        begun = partial(Seen(since=0.0, waits=found.seen.waits, loss="again").write, store, pool)
         try:
-            if (loss == "away" and not failover.leave(pool, why)) or failover.deploy() is None:
+            if loss == "again":
+                begun()
+            if (loss == "away" and not failover.leave(pool, why, begun)) or failover.deploy() is None:
                 Seen(since=time.time(), waits=found.seen.waits).write(store, pool)
                 return
-        except SkyinfraError:  # it is tried again, not at once
-            Seen(since=time.time(), waits=found.seen.waits, loss="again").write(store, pool)
+        except SkyinfraError:
+            if Seen.read(store, pool).loss is not None:  # it is tried again, not at once
+                Seen(since=time.time(), waits=found.seen.waits, loss="again").write(store, pool)
             raise
         self.stack = failover.stack
         wait_for_nodes(self.stack, self.patience)

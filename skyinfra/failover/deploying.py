@@ -234,29 +234,35 @@ class Failover:
 
     # After the loss of all nodes ------------------------------------------------------------------------------------
 
-    def leave(self, name: str, why: str) -> bool:
+    def leave(self, name: str, why: str, begun: Callable[[], object] = lambda: None) -> bool:
         """Leaves the place where a pool has lost its nodes for the next one; `deploy` makes it there.
 
-        A pool of one place, and one of whose others none is free, is made anew where it is. Returns whether a person
-        lets it. Raises what removing it raises.
+        A pool of one place, and one of whose others none is free, is made anew where it is. begun: is called once a
+        person lets it, before anything changes. Returns whether a person does. Raises what removing it raises.
         """
         pool = self._pools().get(name)
         here = None if pool is None else next(each for each in pool["places"] if each["place"] == pool["place"])
         if pool is None or here is None or self.stack.runs_elsewhere:
-            return self.ask(f"{name}: {why}. Make it anew?")
+            return self._let(f"{name}: {why}. Make it anew?", begun)
         lost = Refused(here["place"], datetime.now(UTC).isoformat(timespec="seconds"), LOST, {}, words=why)
         choice = self.choices.of(self._fleet(pool))
         records = (*(each for each in choice.refused if each.place != here["place"]), lost)
         found = self._in_order(pool, self._states(pool, replace(choice, refused=records)))
         free = next((each for each in found if each.free and not each.selected), None)
         if free is None:
-            return self.ask(f"{name}: {why}, and no other place is free. Make it anew at {here['place']}?")
+            return self._let(f"{name}: {why}, and no other place is free. Make it anew at {here['place']}?", begun)
         self.say(f"{name}: {here['place']}: {why}")
-        if not self.ask(_question(pool, free)):
+        if not self._let(_question(pool, free), begun):
             return False
         self._choose(pool, free, records)
         self._remove(pool, self.stack.module_of(name))
         self.stack = self.synthesize()
+        return True
+
+    def _let(self, question: str, begun: Callable[[], object]) -> bool:
+        if not self.ask(question):
+            return False
+        begun()
         return True
 
     def refuse_elsewhere(self) -> None:

@@ -1,7 +1,8 @@
 """Watches fleets: keeps what their jobs need elsewhere, and finds out which have lost their nodes.
 
-A fleet has lost its nodes where its head says for long that there is no slot, or where that does not answer for long
-and the cloud finds its machines no more. A head that cannot be reached from here, on a machine that runs, is no reason.
+A fleet has lost its nodes where it has had no slot for long, or its head has not answered, and the cloud finds machines
+of it no more; an elastic one where its head says why no node comes. A head that cannot be reached from here, and nodes
+that boot, on machines that run, are no reason.
 What a look has found is kept beside the jobs, so that each may be one of a schedule, on another machine.
 """
 
@@ -123,39 +124,41 @@ def _asked(fleet: Questions, pool: str, store: Store, before: Seen) -> Look:
 
 
 def _empty(now: Snapshot) -> str:
-    """Says that a fleet which needs slots has none; empty where it has some, or needs none."""
+    """Says that a fleet which needs slots has none, and none comes; empty where one is there, comes, or need not."""
     state = now.state
     if now.slots or now.draining or (state is not None and state.failed):
         return ""
     size = state.size if state is not None else None
     if size is None:
         return "no slot is there"
-    return f"no slot is there: {size.problem or size.why}" if size.wanted else ""
+    return f"no slot is there: {size.problem}" if size.wanted and size.problem else ""
 
 
 def lost(stack: SynthesizedStack, found: Look, after_s: float) -> tuple[Loss | None, str]:
     """Returns what is to be done about the nodes of a fleet that has had no slot for *after_s* seconds, and why.
 
-    Of a head that does not answer the cloud is asked, by a plan. Raises what `planned` raises.
+    The cloud is asked, by a plan, whether its machines are gone. Raises what `planned` raises.
     """
     seen, pool = found.seen, next((each for each in stack.pools if each["name"] == found.pool), None)
-    if seen.loss is not None:
-        return seen.loss, found.said
     if pool is None or seen.since is None:
         return None, ""
     minutes = (time.time() - seen.since) / 60
     if minutes * 60 < after_s:
         return None, f"for {minutes:.0f} of {after_s / 60:.0f} minutes"
-    if not found.silent:
-        return "away", f"has had no slot for {minutes:.0f} minutes"
+    if seen.loss is not None:
+        return seen.loss, found.said
+    how = f"{'its head silent' if found.silent else 'no slot'} for {minutes:.0f} minutes"
+    if not found.silent and pool.get("min_nodes") is not None:  # its machines are in no state
+        return "away", how
     if seen.ends:
         return None, f"its nodes have ended themselves: {seen.ends}"
     if _may_end(pool) and not seen.waits:
         return None, "its nodes end themselves where nothing uses them, and no job waited"
     machines, gone = _machines(stack, found.pool)
     if not gone:
-        return None, "its machines run: look at its head, `skyinfra doctor`, or at the way from here"
-    why = f"{gone} of {counted(machines, 'machine')} gone, its head silent for {minutes:.0f} minutes"
+        way = ", or at the way from here" if found.silent else ""
+        return None, f"its machines run: look at its nodes, `skyinfra doctor`{way}"
+    why = f"{gone} of {counted(machines, 'machine')} gone, {how}"
     return ("away" if gone == machines else "again"), why
 
 

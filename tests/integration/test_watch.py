@@ -13,6 +13,7 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -83,7 +84,10 @@ def test_a_head_that_cannot_be_reached_from_here_moves_nothing(deploys: Deploys,
     assert deploys.failover().deploy() is not None
     stack = deploys.synthesize()
     loss, why = lost(stack, looked(stack, store), QUARTER)
-    assert loss is None and why.startswith("its machines run: look at its head")
+    assert loss is None and why.startswith("its machines run: look at its nodes") and why.endswith("way from here")
+    # Nor do nodes without a slot whose machines run: they boot, or are sick, which a deploy knows.
+    no_slot = Look("t", Seen(since=time.time() - 2 * QUARTER), "no slot is there")
+    assert lost(stack, no_slot, QUARTER) == (None, "its machines run: look at its nodes, `skyinfra doctor`")
 
 
 @pytest.mark.slow
@@ -160,8 +164,14 @@ def test_who_says_no_keeps_the_place(deploys: Deploys, store: Store) -> None:
     assert deploys.failover().deploy() is not None
     taken_back(deploys)
     deploys.answer = False
-    assert not deploys.failover().leave("t", "no nodes")
-    assert not (deploys.project / "skyinfra.places.json").exists()
+    begun: list[bool] = []
+    file = deploys.project / "skyinfra.places.json"
+    assert not deploys.failover().leave("t", "no nodes", lambda: begun.append(file.exists()))
+    assert not file.exists() and begun == []
+    deploys.answer = True
+    # What is done is written down before it is: who is killed in between goes on.
+    assert deploys.failover().leave("t", "no nodes", lambda: begun.append(file.exists()))
+    assert file.exists() and begun == [False]
 
 
 @pytest.mark.slow
@@ -184,6 +194,25 @@ def test_a_cloud_that_refuses_while_a_fleet_moves_is_passed_over(deploys: Deploy
     assert failover.leave("t", "no nodes") and failover.deploy() is not None
     assert deploys.choice()["place"] == AMAZON
     assert [each["cause"] for each in deploys.choice()["refused"]] == ["NodesLost", *["CapacityUnavailable"] * 2]
+
+
+@pytest.mark.parametrize(("problem", "said"), [("no capacity", "no slot is there: no capacity"), (None, "")])
+def test_an_elastic_pool_is_lost_where_its_head_says_why_no_node_comes(
+    deploys: Deploys, problem: str | None, said: str
+) -> None:
+    size = SimpleNamespace(wanted=2, problem=problem, why="2 tasks wait for a slot")
+    now: Any = SimpleNamespace(slots=(), draining=(), state=SimpleNamespace(failed={}, size=size))
+    assert watching._empty(now) == said
+    deploys.places, deploys.pool = sky.AWS, {"nodes": sky.Range(0, 4)}
+    found = Look("t", Seen(since=time.time() - 2 * QUARTER), said)
+    assert lost(deploys.synthesize(), found, QUARTER) == ("away", "no slot for 30 minutes")
+
+
+def test_what_was_begun_goes_on_and_is_not_tried_again_at_once(deploys: Deploys, store: Store) -> None:
+    stack = deploys.synthesize()
+    for since, loss in ((0.0, "again"), (time.time(), None)):
+        Seen(since=since, loss="again").write(store, "t")
+        assert lost(stack, look(stack, "t", store), QUARTER)[0] == loss
 
 
 def test_what_cannot_be_read_of_an_earlier_look_is_nothing(store: Store, deploys: Deploys) -> None:
