@@ -135,7 +135,7 @@ _WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("skyinfra ssh", "attach shell connect login"),
         ("skyinfra put", "cp scp rsync upload push"),
         ("skyinfra get", "download pull"),
-        ("skyinfra top", "stats metrics monitor watch"),
+        ("skyinfra top", "stats metrics monitor"),
         ("skyinfra dashboard", "ui web"),
         ("skyinfra open jupyter", "notebook jupyter lab"),
         ("skyinfra manifest", "output outputs"),
