@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,6 +31,7 @@ from skyinfra.cli.options import (
 )
 from skyinfra.deploy.kept import GONE, keep_now, kept_jobs, why_gone
 from skyinfra.errors import (
+    CredentialsRefused,
     FleetUnreachable,
     InvalidField,
     JobCancelled,
@@ -47,7 +49,8 @@ from skyinfra.protocol.readings import Progress
 from skyinfra.terminal import names, tables
 from skyinfra.terminal.progress import asked, working
 from skyinfra.terraform.project import Project
-from skyinfra.terraform.stores import store_of
+from skyinfra.terraform.stores import Store, store_of
+from skyinfra.terraform.synthesized import SynthesizedStack
 
 if TYPE_CHECKING:
     from skyinfra.client import Job, Questions
@@ -197,19 +200,31 @@ def keep(fleet: Fleet) -> None:
 @app.command()
 def resume(
     fleet: Fleet,
-    names: Annotated[list[str] | None, typer.Argument(metavar="[JOB]...", help="Only these, by name or id.")] = None,
+    selected: Annotated[list[str] | None, typer.Argument(metavar="[JOB]...", help="Only these, by name or id.")] = None,
 ) -> None:
     """Run the jobs that had not ended when the fleet before did, as they were kept. From their begin.
 
     `skyinfra destroy`, `jobs keep` and `watch` keep them.
     """
-    from skyinfra.cli.watch import resumed
-
     project = Project.find()
     stack = project.stack(fleet.partition("/")[0])
     pool = fleet.partition("/")[2] or stack.only_pool
     store = store_of(stack, project.base_of(stack))
-    sys.stdout.write(f"{stack.name}/{pool}: {resumed(stack, pool, store, names or ())}\n")
+    sys.stdout.write(f"{stack.name}/{pool}: {resumed(stack, pool, store, selected or ())}\n")
+
+
+def resumed(stack: SynthesizedStack, pool: str, store: Store, selected: Sequence[str] = ()) -> str:
+    """Leaves kept jobs that had not ended, or those *selected*, with the fleet of *pool*. Returns what became of them,
+    in words. Raises what `client.unfinished.resume` does."""
+    from skyinfra.client import open_questions
+    from skyinfra.client.unfinished import resume
+
+    with open_questions(stack.fleet(pool)) as fleet:
+        kept = resume(fleet, store, selected)
+    words = [f"jobs that go on: {', '.join(kept.done) or 'none'}"]
+    words += [f"{kept.already} there already"] if kept.already else []
+    words += [f"{job} does not: {why}" for job, why in kept.problems.items()]
+    return "; ".join(words)
 
 
 @app.command()
@@ -309,7 +324,7 @@ def _waited(
             with suppress(JobCancelled):
                 job.outcome(None if deadline is None else max(0.0, deadline - time.monotonic()))
             return pool, job
-        except (*GONE, JobNotFound) as error:
+        except (*GONE, CredentialsRefused, JobNotFound) as error:  # another fleet may be at the address of that one
             if not lost:
                 lost = time.monotonic()
                 sys.stderr.write(f"{why_gone(error)}: waiting for it, or for one in its place\n")

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from skyinfra.cli.jobs import resumed
 from skyinfra.cli.options import (
     Notify,
     StackName,
@@ -129,17 +130,3 @@ class _Watching:
             from skyinfra.engine.notifications import Notice
 
             send(self.recipients, Notice(f"{self.stack.name}/{pool}", "fleet", state, problem=text))
-
-
-def resumed(stack: SynthesizedStack, pool: str, store: Store, selected: Sequence[str] = ()) -> str:
-    """Leaves kept jobs that had not ended, or those *selected*, with the fleet of *pool*. Returns what became of them,
-    in words. Raises what `client.unfinished.resume` does."""
-    from skyinfra.client import open_questions
-    from skyinfra.client.unfinished import resume
-
-    with open_questions(stack.fleet(pool)) as fleet:
-        kept = resume(fleet, store, selected)
-    words = [f"jobs that go on: {', '.join(kept.done) or 'none'}"]
-    words += [f"{kept.already} there already"] if kept.already else []
-    words += [f"{job} does not: {why}" for job, why in kept.problems.items()]
-    return "; ".join(words)

@@ -12,7 +12,6 @@ import json
 import tempfile
 import time
 from collections.abc import Collection, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -32,6 +31,8 @@ from skyinfra.terraform.stores import Store
 
 VERSION = 1
 _SUBMISSION, _CALL, _FILES = "submission.json", "call", "files"
+# What stands in the file of a job that has ended, until it is removed.
+_ENDED = b"{}"
 _REPEATED = "the fleet that it ran on is gone"
 
 
@@ -109,8 +110,7 @@ def keep_unfinished(fleet: Questions, store: Store, deadline: float) -> Kept:
 
 def unfinished(store: Store, pool: str) -> list[Unfinished]:
     """Returns the jobs of *pool* that had not ended, in the order of their submission. Raises what the store does."""
-    made = (_read(store, each) for each in store.names(pool) if each.endswith(f"/{_SUBMISSION}"))
-    return sorted((each for each in made if each is not None), key=lambda each: (each.info.submitted, each.info.id))
+    return _readable(store, pool)[0]
 
 
 def resume(fleet: Questions, store: Store, selected: Collection[str] = ()) -> Kept:
@@ -121,7 +121,9 @@ def resume(fleet: Questions, store: Store, selected: Collection[str] = ()) -> Ke
     """
     pool, kept = fleet.manifest.pool, Kept()
     known = {each.id for each in fleet.jobs()}
-    for each in unfinished(store, pool):
+    readable, others = _readable(store, pool)
+    kept.problems = dict.fromkeys(() if selected else others, "this version of skyinfra cannot read what is kept of it")
+    for each in readable:
         if selected and not {each.info.name, each.info.id} & set(selected):
             continue
         if each.info.id in known:
@@ -177,25 +179,37 @@ def _give(fleet: AskedFleet, store: Store, pool: str, job: Unfinished) -> None:
     fleet.in_loop(Line(fleet.connection).submit(job.again, call))
 
 
-def _read(store: Store, name: str) -> Unfinished | None:
-    """Returns the job of that file; None where this version cannot read it."""
-    with suppress(ValueError, KeyError, TypeError, NodeError, InvalidField):
-        given = json.loads(store.read(name))
-        return Unfinished(JobInfo.read(given["job"]), Submission.read(given["submission"]))
-    return None
+def _readable(store: Store, pool: str) -> tuple[list[Unfinished], list[str]]:
+    """Returns the jobs that are kept, by their submission, and the folders of those that this version cannot read."""
+    found: list[Unfinished] = []
+    others: list[str] = []
+    for name in sorted(each for each in store.names(pool) if each.endswith(f"/{_SUBMISSION}")):
+        if (content := store.read(name)) == _ENDED:
+            continue
+        try:
+            given = json.loads(content)
+            if given["version"] != VERSION:
+                raise ValueError(given["version"])
+            found.append(Unfinished(JobInfo.read(given["job"]), Submission.read(given["submission"])))
+        except (ValueError, KeyError, TypeError, NodeError, InvalidField):
+            others.append(name.split("/")[-2])
+    return sorted(found, key=lambda each: (each.info.submitted, each.info.id)), others
 
 
 def _forget(store: Store, pool: str, info: JobInfo) -> None:
     # From here on it is none, whatever becomes of the rest.
-    store.write(_name(pool, info, _SUBMISSION), io.BytesIO(b"{}"))
+    store.write(_name(pool, info, _SUBMISSION), io.BytesIO(_ENDED))
     for file in (_CALL, _SUBMISSION):
         store.remove(_name(pool, info, file))
 
 
 def _clear(store: Store, pool: str) -> None:
-    """Removes the files that no kept job needs."""
+    """Removes the files that no kept job needs; none where nobody knows what one needs."""
+    readable, others = _readable(store, pool)
+    if others:
+        return
     needed: set[str] = set()
-    for tree in {each.tree for each in unfinished(store, pool)} - {None}:
+    for tree in {each.tree for each in readable} - {None}:
         needed |= {blob.digest for blob in _blobs(store, pool, tree)}
     for name in store.names(f"{pool}/{_FILES}"):
         if name.rpartition("/")[2] not in needed:

@@ -83,7 +83,7 @@ class Look:
 def look(stack: SynthesizedStack, pool: str, store: Store) -> Look:
     """Looks at the fleet of *pool*, and copies what its jobs need to the *store*.
 
-    Raises what connecting raises but `FleetUnreachable`, and what the store raises.
+    Raises what connecting raises but `FleetUnreachable` and `CredentialsRefused`, and what the store raises.
     """
     from skyinfra.client import open_questions
 

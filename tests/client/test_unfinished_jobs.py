@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import time
 from collections.abc import Callable
@@ -127,10 +128,28 @@ def test_what_cannot_go_on_says_why_and_stays(make_node: Make, tmp_path: Path, s
     with second.pool() as pool:
         pool.submit(add, 1, 2, detach="taken").result(timeout=60)
         done = resume(asked(pool), store)
-        assert done.done == ["good"] and set(done.problems) == {"taken", "lost"}
+        assert done.done == ["good"] and set(done.problems) == {"taken", "lost", "other"}
         assert "a job of that name is there" in done.problems["taken"]
+        assert done.problems["other"] == "this version of skyinfra cannot read what is kept of it"
         assert pool.job("good").result(timeout=60) == "good"
     assert {each.info.name for each in unfinished(store, "mig")} == {"taken", "lost", "good"}
+
+
+def test_files_of_jobs_that_another_version_has_kept_stay(make_node: Make, tmp_path: Path, store: Store) -> None:
+    folder = tmp_path / "work"
+    folder.mkdir()
+    (folder / "greeting.txt").write_text("hello")
+    head, path = make_node(accelerator=h100(BIG)), tmp_path / "run"
+    head.boot()
+    with head.pool() as pool:
+        send_project(pool._fleet, folder, [])
+        job = pool.submit(wait_for, str(path), detach="job")
+        assert kept(pool, store) == ["job"]
+        store.write("mig/later-1/submission.json", io.BytesIO(b'{"version": 2}'))
+        job.cancel()
+        assert kept(pool, store) == [] and unfinished(store, "mig") == []
+        assert {each.split("/")[1] for each in store.names("mig")} == {"later-1", "files"}
+        store.remove("mig/later-1/submission.json")
 
 
 def test_a_job_that_was_cancelled_does_not_go_on(make_node: Make, tmp_path: Path, store: Store) -> None:
