@@ -99,6 +99,7 @@ def page(geometry: Geometry, profiles: Sequence[str], name: str, home: tuple[str
     parts = [
         patterns(),
         _way([*([home] if home else []), ("index.html", _TITLE)], name),
+        "<main>",
         f"<h1>{escape(name)}</h1>",
         f"<p>{escape(_products(geometry))}; driver {geometry.min_driver or 'unknown'} or later.</p>",
         f"<p>{counted}. The upper bar is the memory, on which a partition has a place; the lower one the compute",
@@ -107,7 +108,7 @@ def page(geometry: Geometry, profiles: Sequence[str], name: str, home: tuple[str
     ]
     if any(profile.expected for profile in geometry.profiles):
         parts.append(f'<p class="note">Note: {EXPECTED}.</p>')
-    parts += ["<main>", _cards(_named(layouts, geometry), geometry, set(maximal_multisets(geometry, profiles)))]
+    parts.append(_cards(_named(layouts, geometry), geometry, set(maximal_multisets(geometry, profiles))))
     parts += [_others(profile, geometry, profiles) for profile in others]
     body = "\n".join([*parts, "</main>"])
     return _PAGE.format(title=f"{escape(name)}: {_TITLE}", style=STYLE + palette.css(), body=body)
@@ -127,7 +128,9 @@ def index(geometries: Iterable[Geometry], names: Mapping[str, str], home: tuple[
         )
     way = _way([home], _TITLE) if home else ""
     text = "<p>Each GPU with one of its layouts; its page draws them all.</p>"
-    body = "\n".join([patterns(), way, f"<h1>{_TITLE}</h1>", text, '<main class="cards">', *cards, "</main>"])
+    body = "\n".join(
+        [patterns(), way, "<main>", f"<h1>{_TITLE}</h1>", text, '<div class="cards">', *cards, "</div>", "</main>"]
+    )
     return _PAGE.format(title=_TITLE, style=STYLE, body=body)
 
 

@@ -161,7 +161,7 @@ def test_tasks_wait_for_the_replacement_of_the_last_node(make_node: MakeNode, tm
         until(lambda: starts(path), "it runs")
         node.run("drain", "--timeout", "0")
         assert pool.slots() == []
-        assert pool.look().prospect(Target()) == "coming"
+        until(lambda: pool.look().prospect(Target()) == "coming", "its slots, which were draining, have left")
         replacement = member(make_node, head, "n3")
         assert moving.result(timeout=60).startswith("n3/")
         assert replacement.status().state == "ready"

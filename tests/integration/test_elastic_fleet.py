@@ -148,10 +148,13 @@ def test_a_client_is_told_why_it_waits_and_a_mended_configuration_is_tried_at_on
 
 def test_no_task_is_lost_where_head_and_node_are_killed_while_it_grows(project: Path) -> None:
     skyinfra(project, "deploy", "--auto-approve")
+    # Held, so that no node has ended again before it is killed.
+    (project / "hold").touch()
     queue = started(project, "crowd.py", str(project))
     until(lambda: size(project)["nodes"] >= 1, seconds=300)
     for folder in (project / ".skyinfra/demo/cpu/cpu-0", nodes(project)[0]):
         os.kill(int((folder / "runner.pid").read_text()), signal.SIGKILL)
+    (project / "hold").unlink()
     assert queue.wait(timeout=300) == 0
     # One that ran on the node that was killed may have run twice.
     assert set(ran(project)) == set(range(24))

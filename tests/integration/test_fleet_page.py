@@ -147,7 +147,9 @@ def test_the_documents_can_be_read_by_everyone(chromium: Any, tmp_path: Path) ->
             page = context.new_page()
             for name in pages:
                 page.goto((tmp_path / "site" / f"{name}.html").as_uri())
-                assert findings(page, "serious", "critical") == [], (name, width, scheme)
+                # The theme's own pages have a name twice, and our tables a corner without words.
+                ours = name.startswith("gallery/")
+                assert findings(page, *() if ours else ("serious", "critical")) == [], (name, width, scheme)
                 assert page.evaluate("document.documentElement.scrollWidth") <= width
                 if name == "index":
                     parts = page.locator(".front .md-button, .front .highlight, .front img").all()
