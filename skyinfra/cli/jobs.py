@@ -280,7 +280,7 @@ def result(
     """Wait for a job and print its result. The exit code of a script is ours; 1 where a task raised an exception."""
     if output is not None and as_json:
         raise typer.BadParameter("--output writes a file, and --json prints")
-    recipients, patience_s = targets(notify), seconds("--patience", patience) if patience else 0.0
+    recipients, patience_s = targets(notify), seconds("--patience", patience, bare=True) if patience else 0.0
     with ExitStack() as inside:
         pool = inside.enter_context(asked(fleet))
         found = pool.job(job)

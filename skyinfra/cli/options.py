@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -96,15 +97,18 @@ Notify = Annotated[
 ]
 
 
-def seconds(option: str, given: str) -> float:
-    """Returns the seconds of a time such as ``30m`` that was *given* with an *option*. Raises `InvalidField`."""
+def seconds(option: str, given: str, *, bare: bool = False) -> float:
+    """Returns the seconds of a time such as ``30m`` that was *given* with an *option*. *bare*: whether it may be a
+    number, of seconds. Raises `InvalidField`."""
     from skyinfra.declared import seconds_of
 
+    if bare and re.fullmatch(r"\d{1,6}(\.\d{1,3})?", given, re.ASCII):
+        return float(given)
     try:
         return seconds_of(given)
     except ValueError as error:
         message, _, hint = str(error).partition("\n")
-        raise InvalidField(message, field=option, given=given, hint=hint) from None
+        raise InvalidField(message, field=option, given=given, hint=hint.partition(" (given")[0]) from None
 
 
 OPTIONS = {

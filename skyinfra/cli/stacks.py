@@ -16,7 +16,7 @@ import typer
 from rich.markup import escape
 
 from skyinfra.bootstrap import runner_wheel
-from skyinfra.cli.options import Json, StackName, Wide, Yes, can_be_asked
+from skyinfra.cli.options import Json, StackName, Wide, Yes, can_be_asked, seconds
 from skyinfra.deploy.affected_nodes import endings
 from skyinfra.deploy.apply import carry_out, planned
 from skyinfra.deploy.cost import Cost, cost_of
@@ -175,7 +175,7 @@ def deploy(
     replace: Replace = None,
     gone: Gone = False,
     wait: Annotated[bool, typer.Option(help="Until cloud nodes have booted and their slots are ready.")] = True,
-    patience: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="For how long to wait.")] = 900,
+    patience: Annotated[str, typer.Option(metavar="TIME", help="For how long to wait.")] = "15m",
     as_json: Annotated[bool, typer.Option("--json", help="Print the events as lines of JSON.")] = False,
     wide: Wide = False,
 ) -> None:
@@ -183,6 +183,7 @@ def deploy(
     # As JSON, the events stand on stdout beside what a person reads on stderr.
     say = print_event if as_json else None
     try:
+        patience_s = seconds("--patience", patience, bare=True)
         project = Project.find()
         selected = synthesize(stack, project)
         failover = failover_of(selected, project, auto_approve=auto_approve, replace=replace or (), gone=gone, say=say)
@@ -197,7 +198,7 @@ def deploy(
         elif not as_json:
             show_fleets(selected)
         if wait and not done.empty:
-            wait_for_nodes(selected, patience, say)
+            wait_for_nodes(selected, patience_s, say)
         if not as_json:
             show_steps(steps_of(selected), to_stderr=True)
         if say is not None:

@@ -108,7 +108,7 @@ def scale(
     try:
         _choose(project, key, nodes)
         _check_scale(project.stack(stack, stacks=synthesized(project)), key, nodes)
-        deploy(known.name, auto_approve=auto_approve, wait=wait, patience=900, as_json=False)
+        deploy(known.name, auto_approve=auto_approve, wait=wait, patience="15m", as_json=False)
     except _BEFORE_IT:
         _choose(project, key, before)
         raise

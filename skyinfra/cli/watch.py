@@ -39,17 +39,18 @@ def watch(
     every: Annotated[str, typer.Option(metavar="TIME", help="Between two looks.")] = "1m",
     once: Annotated[bool, typer.Option("--once", help="Look once, as a schedule does.")] = False,
     auto_approve: Yes = False,
-    patience: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="For how long to wait for nodes.")] = 900,
+    patience: Annotated[str, typer.Option(metavar="TIME", help="For how long to wait for nodes.")] = "15m",
     notify: Notify = None,
 ) -> None:
     """Bring fleets back that have lost all of their nodes, at their next place, and their jobs with them. Until Ctrl-C,
     or once: exit code 1 where a fleet could not be looked at, or brought back.
     """
     limits = seconds("--lost-after", lost_after), seconds("--every", every)
+    patience_s = seconds("--patience", patience, bare=True)
     recipients = targets(notify)
     project = Project.find()
     watching = _Watching(
-        project, synthesize(stack, project, fresh=False), limits[0], auto_approve, patience, recipients
+        project, synthesize(stack, project, fresh=False), limits[0], auto_approve, patience_s, recipients
     )
     while True:
         done = watching.round()

@@ -292,3 +292,12 @@ def test_every_error_of_a_detailed_plan_is_1(tmp_path: Path, monkeypatch: pytest
     for options, code in (([], 2), (["--detailed-exitcode"], 1)):
         failed = invoked("plan", *options).exception
         assert isinstance(failed, sky.ProjectNotFound) and failed.exit_code == code
+
+
+@pytest.mark.parametrize("command", ["deploy", "watch"])
+def test_patience_is_a_time_or_a_number_of_seconds(command: str, tmp_path: Path) -> None:
+    for text in ("0", "90", "1.5h", "2d"):  # which is read before there is found to be no project
+        assert "no cdktf.json" in skyinfra(tmp_path, command, "--patience", text).stderr, text
+    for text in ("soon", "-1", "90 s", "1e9"):
+        said = skyinfra(tmp_path, command, "--patience", text).stderr
+        assert f"--patience: expected a length of time (given: '{text}')" in said, said
