@@ -41,6 +41,8 @@ _CLIENT_BACK_S = 5.0
 _WORDS = 300
 # What a worker process that has ended said before is read within that long.
 _LAST_WORDS_S = 8.0
+# For so many times that long a worker waits for the one before it in its slot to be forgotten.
+_LOOKS, _LOOK_S = 100, 0.02
 # For a connection to a worker that has just registered.
 _REACH_S = 3.0
 
@@ -239,6 +241,16 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
             heard.set()
             del self._heard[worker], self._streams[worker]
 
+    async def add_worker(self, comm: Comm, **given: Any) -> None:
+        """Takes on a worker. The one that its slot had before may still be there, until its runner tells of its end."""
+        name = str(given["name"])
+        if self._killers.restarted(name):
+            for _ in range(_LOOKS):
+                if name not in self.aliases:
+                    break
+                await asyncio.sleep(_LOOK_S)
+        await super().add_worker(comm, **given)
+
     async def remove_worker(self, address: str, *arguments: Any, **keywords: Any) -> Any:
         """Forgets a worker, which may have died; the ranks on it are lost.
 
@@ -249,13 +261,11 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
                 await within(self._heard[address].wait(), _LAST_WORDS_S)
         died = not keywords.get("expected")
         closing = self.status in (Status.closing, Status.closed)
-        if died and not closing and address in self.workers and self.workers[address].processing:
+        cut = dask_scheduler.is_silent(keywords.get("stimulus_id")) or dask_client.was_cut(self._streams.get(address))
+        if died and not cut and not closing and address in self.workers and self.workers[address].processing:
             await self._killers.heard(str(self.workers[address].name))
         if address in self.workers:
             dask_scheduler.forget_ended(self, address, died=died)
-            cut = dask_scheduler.is_silent(keywords.get("stimulus_id")) or dask_client.was_cut(
-                self._streams.get(address)
-            )
             self.sick.gone(address, expected=cut or not died)
             for task in list(self.workers[address].processing):
                 if found := self._killers.ended_by(str(task.key)):
@@ -365,6 +375,7 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         """Ends the scheduler; nodes that wait for a layout get the present one."""
         self._ending = True
         self._changes.notify()
+        self._killers.stop_waiting()
         await super().close(*arguments, **keywords)
 
     @property

@@ -28,7 +28,7 @@ TIMES, WITHIN_S = 3, 3600.0
 # The processes of a node that end with its runner do so within that long.
 _AT_ONCE_S = 10.0
 # A runner tells of the end of a process within milliseconds; one of the version before never does.
-_REPORTED_S = 0.5
+_REPORTED_S = 3.0
 # Characters of why a slot fails.
 _WORDS = 300
 _WHY = f"its worker process ended {TIMES} times within an hour, under tasks that ran elsewhere"
@@ -121,6 +121,9 @@ class Killers(SchedulerPlugin):  # type: ignore[misc]
     def __init__(self) -> None:
         self._deaths: dict[str, list[Death]] = {}
         self._reported: set[str] = set()
+        # The slots of which a report is waited for.
+        self._awaited: set[str] = set()
+        self._closed = False
         self._changes = Changes()
 
     def tell(self, slot: str, key: str, code: int, out_of_memory: bool) -> None:
@@ -131,9 +134,28 @@ class Killers(SchedulerPlugin):  # type: ignore[misc]
         self._changes.notify()
 
     async def heard(self, slot: str) -> None:
-        """Waits for a moment until `tell` was called for the end of the process of *slot*."""
-        await self._changes.until(lambda: slot in self._reported, _REPORTED_S)
+        """Waits for a moment until `tell` was called for the end of the process of *slot*, or it has another one."""
+        self._awaited.add(slot)
+        try:
+            await self._changes.until(lambda: self._closed or slot in self._reported, _REPORTED_S)
+        finally:
+            self._awaited.discard(slot)
+            self._reported.discard(slot)
+
+    def stop_waiting(self) -> None:
+        """Ends all waits: the head ends, and with it the runner that would tell."""
+        self._closed = True
+        self._changes.notify()
+
+    def restarted(self, slot: str) -> bool:
+        """Notes that *slot* has another process: what was told is of the one before. Returns whether somebody waited
+        for that, and does no longer."""
+        if slot in self._awaited:
+            self._reported.add(slot)
+            self._changes.notify()
+            return True
         self._reported.discard(slot)
+        return False
 
     def ended_by(self, key: str) -> list[Death]:
         """Returns the ends of processes for which the task *key* is not to start again; none where it is to."""

@@ -43,6 +43,7 @@ def test_no_other_file_uses_what_is_private_to_dask() -> None:
         (
             FleetScheduler,
             {
+                "add_worker",
                 "close",
                 "handle_stream",
                 "handle_worker",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import types
 
@@ -10,7 +11,7 @@ from distributed.core import Status
 from local_fleets.client_fixtures import eventually
 
 from skyinfra.client import open_pool
-from skyinfra.head.sick import TIMES, WITHIN_S, Sick, Suspects, _few, _with_nodes
+from skyinfra.head.sick import TIMES, WITHIN_S, Killers, Sick, Suspects, _few, _with_nodes
 from skyinfra.protocol.instance import instance_info
 from skyinfra.tasks import Task
 
@@ -152,3 +153,27 @@ def test_such_a_slot_takes_no_tasks_and_is_said_to_be_sick(fleets) -> None:
         eventually(lambda: set(pool.look().state.sick) == {"n0/0"})
         assert "ended 3 times within an hour" in pool.look().state.sick["n0/0"]
         eventually(lambda: {slot.slot for slot in pool.slots()} == {"n1/0"})
+
+
+def test_the_report_of_a_death_is_waited_for_and_one_of_an_earlier_process_is_none() -> None:
+    """Without it, a task that ends its processes starts a fourth time."""
+
+    async def main() -> None:
+        killers = Killers()
+        # Of a process that ended while no task ran on it, for which nobody waits.
+        killers.tell("a/0", "", 1, False)
+        assert not killers.restarted("a/0")
+        waiting = asyncio.create_task(killers.heard("a/0"))
+        # Longer than a loaded machine takes for it, as was seen.
+        await asyncio.sleep(1.0)
+        assert not waiting.done()
+        killers.tell("a/0", "key", 1, False)
+        await waiting
+        assert killers.ended_by("key") == []
+        # A slot that has its next process has been told of, or never will be.
+        waiting = asyncio.create_task(killers.heard("a/0"))
+        await asyncio.sleep(0)
+        assert not killers.restarted("a/1") and killers.restarted("a/0")
+        await asyncio.wait_for(waiting, 0.5)
+
+    asyncio.run(main())
