@@ -35,6 +35,7 @@ from tools.shapes import (
     MACHINES,
     MODEL,
     OFFER,
+    ON_SALE,
     ORPHAN,
     PICTURE,
     PLACE,
@@ -68,6 +69,7 @@ DOCUMENTS: dict[str, tuple[str, Shape]] = {
         "skyinfra offers --for STACK/POOL --json",
         {"fleet": str, "order": str, "live": bool, "places": [CANDIDATE]},
     ),
+    "capacity": ("skyinfra capacity STACK/POOL --json", {"blocks": [ON_SALE]}),
     "recommend": (
         "skyinfra recommend --json",
         {

@@ -89,6 +89,18 @@ POOL = {
     "places?": [OF_POOL],
     "by_price?": bool,
 }
+# Times are those of ISO 8601, in UTC; usd is for all of it.
+ON_SALE = {
+    "id": str,
+    "machine_type": str,
+    "count": int,
+    "zone": str,
+    "begins": str,
+    "ends": str,
+    "hours": int,
+    "usd": float,
+    "usd_per_hour": float,
+}
 # A place of a pool, as `offers --for` shows it. checks: what its cloud says now; null where nobody asked.
 CANDIDATE = {
     **OF_POOL,

@@ -1,10 +1,13 @@
-"""``skyinfra offers | mig pack``: machine types that carry an accelerator, with prices; the cheapest for a demand."""
+"""``skyinfra offers | capacity | mig pack``: machine types that carry an accelerator, with prices; capacity blocks; the
+cheapest for a demand."""
 
 from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass
+import time
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,15 +16,18 @@ from rich.markup import escape
 from skyinfra import offers, packing, providers
 from skyinfra.cli.options import (
     OPTIONS,
+    Fleet,
     InRegion,
     Json,
     OfProviders,
     Wide,
+    Yes,
     errors_name_options,
     names_of,
+    seconds,
     takes_records,
 )
-from skyinfra.errors import NotOffered
+from skyinfra.errors import InvalidField, NotOffered, NotSupported, PoolNotFound, did_you_mean
 from skyinfra.offers import Offer, Query
 from skyinfra.terminal import packings, tables
 from skyinfra.terminal.offers import SELECTED, deploys, offer_document, offer_table, remarks
@@ -29,11 +35,15 @@ from skyinfra.terminal.places import show_places
 from skyinfra.terminal.progress import working
 
 if TYPE_CHECKING:
+    from skyinfra.preflight.capacity import Block
     from skyinfra.preflight.live_offers import Live
+    from skyinfra.preflight.pool_inputs import PoolInputs
 
 # A plus between two profiles, as in a layout; "+me" belongs to a name.
 _PLUS = re.compile(r"\s*\+(?=\s*[\d>])")
 NONE = "This version of skyinfra can deploy none of them."
+# Between two looks at a block that has not begun.
+_LOOK_S = 60.0
 
 app = typer.Typer()
 
@@ -124,6 +134,116 @@ def show_offers(
     last = f"{SELECTED} is what would be selected. The quotas of your account are not known here."
     for line in (*notes, last if selected else NONE):
         tables.say(line)
+
+
+@app.command()
+def capacity(
+    fleet: Fleet,
+    days: Annotated[int, typer.Option(min=1, metavar="N", help="For how long.")] = 1,
+    within: Annotated[str | None, typer.Option(metavar="TIME", help="Those that begin within that time.")] = None,
+    buy: Annotated[str | None, typer.Option("--buy", metavar="ID", help="Buy this one, after a yes.")] = None,
+    again: Annotated[bool, typer.Option("--again", help="Buy one more, beside one that is not declared.")] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait until the declared one has begun, then end with 0.")
+    ] = False,
+    auto_approve: Yes = False,
+    as_json: Json = False,
+) -> None:
+    """List the capacity blocks of AWS on sale for a pool, buy one, or wait for it. What is bought is paid at once, and
+    AWS does not take it back.
+    """
+    from skyinfra.preflight.capacity import blocks
+
+    if wait and (buy or again or as_json or within or days != 1):
+        raise typer.BadParameter("takes no other option", param_hint="--wait")
+    inputs = _on_aws(fleet)
+    name = f"{inputs.stack}/{inputs.pool}"
+    if wait:
+        _wait(inputs)
+        return
+    before = datetime.now(UTC) + timedelta(seconds=seconds("--within", within)) if within else None
+    with working(f"capacity {name}: asking AWS"):
+        found = blocks(inputs, days=days, before=before)
+    if buy is not None:
+        _buy(inputs, {each.id: each for each in found}, buy, auto_approve, again=again)
+    elif as_json:
+        tables.print_document({"blocks": [_document(each) for each in found]})
+    elif found:
+        made = tables.table("ID", "MACHINES", "ZONE", "BEGINS", "ENDS", "USD", "USD/H EACH")
+        for each in found:
+            when = [f"{moment:%Y-%m-%d %H:%M}" for moment in (each.begins, each.ends)]
+            what = f"{each.count} x {each.machine_type}"
+            made.add_row(each.id, what, each.zone, *when, f"{each.usd:,.2f}", f"{each.usd_per_hour:.2f}")
+        tables.console().print(made)
+        tables.say(f"Times are UTC. Buy one: skyinfra capacity {name} --days {days} --buy ID")
+    else:
+        tables.say(f"No block for {name} is on sale: ask for other --days, a later --within, or another region.")
+
+
+def _document(block: Block) -> dict[str, object]:
+    times = {name: getattr(block, name).isoformat() for name in ("begins", "ends")}
+    return {**asdict(block), **times, "usd_per_hour": round(block.usd_per_hour, 6)}
+
+
+def _on_aws(fleet: str) -> PoolInputs:
+    """Returns the inputs of a pool on AWS. Raises `PoolNotFound`, and `NotSupported` for a pool elsewhere."""
+    from skyinfra.cli.stacks import synthesize  # which takes longer to import than `offers` takes
+    from skyinfra.preflight.pool_inputs import read
+
+    stack_name, _, pool_name = fleet.partition("/")
+    stack = synthesize(stack_name)
+    name, pools = pool_name or stack.only_pool, {pool["name"]: pool for pool in stack.pools}
+    if (pool := pools.get(name)) is None:
+        hint = f"{did_you_mean(name, pools)} Its pools: {', '.join(pools)}.".strip()
+        raise PoolNotFound(f"the stack {stack.name!r} has no such pool", field="pool", given=name, hint=hint)
+    if pool["provider"] != "aws":
+        raise NotSupported(
+            "capacity is bought ahead on AWS alone",
+            field=f"{stack.name}/{name}.provider",
+            given=pool["provider"],
+            hint="sky.GCP(flex_start_hours=...) has Google Cloud wait for capacity during a deploy.",
+        )
+    return read(stack, pool)
+
+
+def _buy(inputs: PoolInputs, found: dict[str, Block], given: str, auto_approve: bool, *, again: bool) -> None:
+    """Buys a block of *found* after a yes, and prints how it is declared."""
+    from skyinfra.cli.stacks import ask_to
+    from skyinfra.preflight.capacity import buy
+
+    name = f"{inputs.stack}/{inputs.pool}"
+    if (block := found.get(given)) is None:
+        raise InvalidField(
+            f"is no block on sale for {name} now",
+            field="--buy",
+            given=given,
+            hint=f"List them with the same --days: skyinfra capacity {name}",
+        )
+    most = inputs.max_hourly_cost
+    if most is not None and block.usd_per_hour > most:
+        price = f"the block costs {offers.usd(block.usd_per_hour)} an hour and machine"
+        hint = "Raise max_hourly_cost, or take another block."
+        raise InvalidField(price, field=f"{inputs.pool}.max_hourly_cost", given=most, hint=hint)
+    if not ask_to("capacity", auto_approve, f"Buy {block}, which is paid now, and which AWS does not take back?"):
+        raise typer.Exit(1)
+    with working(f"capacity {name}: buying {block.id}"):
+        bought = buy(inputs, block, again=again)
+    tables.say(f"bought: {bought}, {block}")
+    tables.say(f'Declare it: sky.AWS(capacity=sky.CapacityBlock(id="{bought}"), zones=["{block.zone}"])')
+    tables.say(f"Then: skyinfra capacity {name} --wait && skyinfra deploy {inputs.stack} --auto-approve")
+
+
+def _wait(inputs: PoolInputs) -> None:
+    """Returns when the declared block has begun; says why it has not, each reason once."""
+    from skyinfra.preflight.capacity import begun
+
+    said = None
+    while (why := begun(inputs)) is not None:
+        if why != said:
+            tables.say(f"{inputs.stack}/{inputs.pool}: {why}", to_stderr=True)
+            said = why
+        time.sleep(_LOOK_S)
+    tables.say(f"{inputs.reservation} has begun")
 
 
 def _newest() -> tuple[Offer, ...]:

@@ -55,7 +55,7 @@ class Api:
     def __init__(self, region: str, profile: str | None, session: Any = None) -> None:
         self.region, self.profile = region, profile
         self._lock = threading.Lock()
-        self._clients: dict[str, Any] = {}
+        self._clients: dict[tuple[str, int], Any] = {}
         self._answers: dict[str, Future[dict[str, Any]]] = {}
         self._silent: set[str] = set()
         self._session = session or _session(region, profile)
@@ -77,9 +77,15 @@ class Api:
                 future.cancel()  # whoever else waits must not wait for ever; nothing where there is an answer
         return future.result()
 
-    def _call(self, service: str, operation: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    def once(self, service: str, operation: str, **parameters: Any) -> dict[str, Any]:
+        """The answer to what changes something: whatever becomes of it, it is not sent again. Raises `CallFailed`."""
+        return self._call(service, operation, parameters, attempts=1)
+
+    def _call(
+        self, service: str, operation: str, parameters: dict[str, Any], *, attempts: int = ATTEMPTS
+    ) -> dict[str, Any]:
         exceptions = importlib.import_module("botocore.exceptions")
-        client = self._client(service)
+        client = self._client(service, attempts)
         action = f"{_PREFIXES.get(service, service)}:{client.meta.method_to_api_mapping[operation]}"
         if service in self._silent:
             raise CallFailed("unreachable", "ReadTimeoutError", action, f"{service} has not answered before")
@@ -101,19 +107,19 @@ class Api:
         except exceptions.BotoCoreError as error:
             raise CallFailed(_kind_of(error, exceptions), type(error).__name__, action, str(error)) from None
 
-    def _client(self, service: str) -> Any:
+    def _client(self, service: str, attempts: int) -> Any:
         config = importlib.import_module("botocore.config")
         with _MAKING:
-            if service not in self._clients:
+            if (service, attempts) not in self._clients:
                 settings = config.Config(
-                    retries={"mode": "standard", "total_max_attempts": ATTEMPTS},
+                    retries={"mode": "standard", "total_max_attempts": attempts},
                     connect_timeout=CONNECT_SECONDS,
                     read_timeout=READ_SECONDS,
                 )
                 client = self._session.client(service, region_name=self.region, config=settings)
                 client.meta.events.register_first("needs-retry", _give_up)
-                self._clients[service] = client
-            return self._clients[service]
+                self._clients[service, attempts] = client
+            return self._clients[service, attempts]
 
 
 def _give_up(caught_exception: Exception | None, **_: Any) -> None:

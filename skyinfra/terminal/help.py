@@ -12,7 +12,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Start": ("init", "synth", "plan", "deploy", "scale", "upgrade", "move", "keep", "watch", "destroy", "completion"),
     "Run": ("run", "jobs", "put", "get", "exec", "ssh", "port-forward", "open"),
     "Look": ("status", "cost", "top", "logs", "doctor", "dashboard", "manifest"),
-    "Plan": ("recommend", "offers", "mig", "preflight", "iam", "render"),
+    "Plan": ("recommend", "offers", "capacity", "mig", "preflight", "iam", "render"),
 }
 
 # The module of skyinfra/cli that defines each command, and the first sentence of its help; in the order of the help.
@@ -59,6 +59,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "manifest": ("status", "Print the manifest of a fleet"),
     "recommend": ("recommend", "Say how much memory a model needs, and which GPUs carry it"),
     "offers": ("offers", "List the machines that carry an accelerator, cheapest first"),
+    "capacity": ("offers", "List the capacity blocks of AWS on sale for a pool, buy one, or wait for it"),
     "preflight": ("stacks", "Ask the providers whether this account gets what a stack needs"),
     "iam": ("stacks", "Print the IAM policy that deploying a stack on AWS needs"),
     "render": ("render", "Write what plain Terraform needs: user data and module inputs"),
@@ -137,6 +138,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
         "skyinfra recommend --params 13e9 --task lora --provider aws",
     ),
     "offers": ("skyinfra offers H100:8", "skyinfra offers A100-80GB,H100 --spot --max-price 20 --provider aws"),
+    "capacity": ("skyinfra capacity my-stack/gpu --days 2", "skyinfra capacity my-stack/gpu --wait"),
     "preflight": ("skyinfra preflight", "skyinfra preflight my-stack --json"),
     "iam": ("skyinfra iam", "skyinfra iam my-stack > policy.json"),
     "render": ("skyinfra render --out rendered", "skyinfra render . --format sbatch --out jobs"),

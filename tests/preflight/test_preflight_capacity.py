@@ -117,7 +117,7 @@ def test_where_there_is_no_other_way_a_block_is_the_next_step(cloud: Cloud, pool
     cloud.answer("ec2", "DescribeInstanceTypes", {"InstanceTypes": [{**kind, **more}]})
     cloud.answer("ec2", "DescribeCapacityBlockOfferings", {"CapacityBlockOfferings": [offering(2, "900", "cbo-1")]})
     line = cloud.line("capacity block", pool("H100:8"))
-    assert (line.result, "purchase-capacity-block --capacity-block-offering-id cbo-1" in line.to_do) == ("warn", True)
+    assert (line.result, line.to_do) == ("warn", "skyinfra capacity s/p --buy cbo-1")
     cloud.answer("ec2", "DescribeCapacityBlockOfferings", {"CapacityBlockOfferings": []})
     line = cloud.line("capacity block", pool("H100:8"))
     assert (line.result, line.found) == (

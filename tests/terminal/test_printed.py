@@ -185,7 +185,7 @@ ASKING: dict[str, list[str]] = {
 }
 ALONE = {
     *("init", "synth", "plan", "deploy", "scale", "destroy", "move", "watch", "completion", "recommend", "offers"),
-    *("preflight", "iam", "render", "run", "open jupyter", "dashboard"),
+    *("capacity", "preflight", "iam", "render", "run", "open jupyter", "dashboard"),
     *("mig show", "mig check", "mig pack", "mig profiles", "mig layouts", "mig gallery", "mig export", "mig import"),
 }
 
