@@ -234,3 +234,10 @@ variable "head_image" {
   type        = string
   default     = null
 }
+
+variable "starts_stopped" {
+  description = "Whether an apply starts machines again that have stopped, as those do whose user data declare an end of the node."
+  type        = bool
+  default     = false
+  nullable    = false
+}

@@ -98,6 +98,8 @@ resource "google_compute_instance" "node" {
   labels            = merge(local.labels, { skyinfra-node = each.key })
   tags              = concat(local.tags, each.key == var.head && length(var.pool.network_tags) == 0 ? ["${local.prefix}-head"] : [])
   resource_policies = var.machine.policies
+  # Without it Terraform plans nothing for a machine that has stopped.
+  desired_status = var.pool.starts_stopped ? "RUNNING" : null
 
   metadata = merge(
     local.delivered,

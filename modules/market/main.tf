@@ -21,7 +21,11 @@ locals {
 
   # What a container does at its start stands in the variable SKYINFRA_START, compressed. What the nodes of other modules
   # get from a bucket is written first, for root alone.
-  unpack    = "mkdir -p /opt/skyinfra && umask 077 && printf %s \"$SKYINFRA_START\" | base64 -d | gzip -dc >/opt/skyinfra/start"
+  unpack = join(" && ", concat(
+    ["mkdir -p /opt/skyinfra && umask 077 && printf %s \"$SKYINFRA_START\" | base64 -d | gzip -dc >/opt/skyinfra/start"],
+    # Where it is deleted, and the key that it may do this with, and nothing else: `skyinfra.idle.ending`.
+    var.deleted == null ? [] : ["printf \"%s %s\" \"${var.deleted.url}\" \"${var.deleted.key}\" >/opt/skyinfra/rented"],
+  ))
   delivered = "/opt/skyinfra/delivered"
   first     = <<-EOT
     umask 077

@@ -47,6 +47,12 @@ variable "containers" {
   type        = map(object({ id = string, zone = string }))
 }
 
+variable "deleted" {
+  description = "Where a container is to delete itself: the address that takes DELETE, and the key, as variables of its environment say them. null: it does not."
+  type        = object({ url = string, key = string })
+  default     = null
+}
+
 variable "names" {
   description = "The names that the provider takes, as ../core has them."
   type        = object({ limit = number, reserve = optional(number) })

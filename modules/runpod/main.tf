@@ -32,6 +32,7 @@ module "market" {
   kind       = "runpod"
   secret     = terraform_data.secret
   answers    = path.module
+  deleted    = var.deletes_itself ? { url = "https://rest.runpod.io/v1/pods/$RUNPOD_POD_ID", key = "$RUNPOD_API_KEY" } : null
   head_id    = runpod_pod.head.id
   containers = { for name, each in merge({ (local.head) = runpod_pod.head }, runpod_pod.worker) : name => { id = each.id, zone = each.data_center_id } }
   # https://docs.runpod.io/api-reference/pods/POST/pods: the name has at most 191 characters

@@ -136,3 +136,10 @@ variable "volumes" {
   default     = []
   nullable    = false
 }
+
+variable "deletes_itself" {
+  description = "Whether pods whose user data declare an end of the node delete themselves. Root keeps the key for that, which each has for itself alone."
+  type        = bool
+  default     = false
+  nullable    = false
+}

@@ -36,6 +36,7 @@ module "market" {
   kind       = "vastai"
   secret     = terraform_data.secret
   answers    = path.module
+  deleted    = var.deletes_itself ? { url = "https://console.vast.ai/api/v0/instances/$CONTAINER_ID/", key = "$CONTAINER_API_KEY" } : null
   head_id    = vastai_instance.head.id
   containers = { for name, each in merge({ (local.head) = vastai_instance.head }, vastai_instance.worker) : name => { id = each.id, zone = each.geolocation } }
   # https://docs.vast.ai/api: no limit is said

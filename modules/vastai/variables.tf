@@ -175,3 +175,10 @@ variable "min_memory_gb" {
   default     = 0
   nullable    = false
 }
+
+variable "deletes_itself" {
+  description = "Whether instances whose user data declare an end of the node delete themselves. Root keeps the key for that, which each has for itself alone."
+  type        = bool
+  default     = false
+  nullable    = false
+}

@@ -5,6 +5,7 @@ from __future__ import annotations
 # The folder of the runner's user and of the tasks: root writes there, and reads nothing but messages.
 FOLDER = "/var/lib/skyinfra"
 STATUS = f"{FOLDER}/status.json"
+END = f"{FOLDER}/end.request"
 # Root's folder: the configuration, the secret, and what root remembers of the GPUs.
 ROOT = "/etc/skyinfra"
 CONFIG = f"{ROOT}/node.json"
@@ -18,6 +19,8 @@ PROGRAM = f"{OPT}/first_boot"
 VENV = f"{OPT}/venv"
 TOOLS = f"{OPT}/tools"
 BUNDLE = f"{OPT}/ca.pem"
+# Of a container that may delete itself: where, and with which key.
+RENTED = f"{OPT}/rented"
 APT_STAMP = f"{OPT}/packages.json"
 LOG = "/var/log/skyinfra/boot.jsonl"
 # Files that a reboot removes.

@@ -275,4 +275,5 @@ def _gone(stack: SynthesizedStack, manifest: Manifest, plan: Plan | None) -> int
     # A destroy does not destroy what the cloud has not found.
     there, nodes = {address for _, address in plan.changes}, {node.id for node in manifest.nodes}
     mine = [each for each in stack.resources() if each.module == manifest.pool and each.attributes.get("id") in nodes]
+    there -= plan.stopped
     return sum(each.address not in there for each in mine if machines_of(each.type, each.attributes) is not None)

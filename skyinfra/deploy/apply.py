@@ -11,7 +11,7 @@ from functools import partial
 from skyinfra.deploy.affected_nodes import SICK
 from skyinfra.deploy.disks import refuse_removed, refuse_smaller, refuse_volumes
 from skyinfra.deploy.last_run import recorded
-from skyinfra.deploy.missing_nodes import SickNodes, lost_nodes, sick_nodes
+from skyinfra.deploy.missing_nodes import SickNodes, lost_nodes, sick_nodes, stopped_nodes
 from skyinfra.deploy.next_steps import next_steps
 from skyinfra.deploy.places import accounts, kept_in_place, refuse_gone, refuse_moved
 from skyinfra.deploy.reporting import Line, Reporter
@@ -76,7 +76,8 @@ def planned(
             refuse_removed(stack, resources, plan)
         reasons = {**plan.reasons, **{address: f"{SICK}: {why}" for address, why in sick.replaced.items()}}
         changes = tuple(map(_meant, plan.changes))
-        yield terraform, dataclasses.replace(plan, changes=changes, reasons=reasons, notes=sick.kept)
+        stopped = stopped_nodes(stack, terraform, plan)
+        yield terraform, dataclasses.replace(plan, changes=changes, reasons=reasons, notes=sick.kept, stopped=stopped)
 
 
 def _wherever(addresses: Sequence[str]) -> Iterator[str]:

@@ -22,8 +22,8 @@ from skyinfra.protocol import _schema
 from skyinfra.protocol._schema import EngineHost, Name
 from skyinfra.protocol.manifest import Manifest
 from skyinfra.protocol.readings import FleetHours
-from skyinfra.providers import machines_of
-from skyinfra.terraform.program import Plan
+from skyinfra.providers import machines_of, read
+from skyinfra.terraform.program import Plan, Terraform
 from skyinfra.terraform.state import Resource
 from skyinfra.terraform.synthesized import SynthesizedStack
 
@@ -147,13 +147,27 @@ def ended_nodes(stack: SynthesizedStack, plan: Plan) -> list[str]:
         gone = gone_nodes(stack.module_of(pool["name"]), plan) if declared else 0
         if gone and pool.get("head"):
             gone = int(pool.get("min_nodes", pool["nodes"])) + 1  # those of a group are not in the state
+        if declared:
+            gone += sum(_is_machine(stack.module_of(pool["name"]), each) for each in plan.stopped)
         if gone:
             said = _said(stack, pool) or f"as {declared} has it, probably"
-            back = f"a deploy brings {gone} back. Volumes and the jobs of its head are still there."
+            idle, kept = read(pool["provider"]).idle, "Volumes and the jobs of its head are still there."
+            if idle is not None and not idle.keeps_jobs:
+                kept = "Their disks are gone with them, and with that of the head its jobs; volumes are still there."
+            back = f"a deploy brings {gone} back. {kept}"
             if stops:
                 back += " Where its budget is spent, they end again at once: raise it, or destroy the fleet before."
             sentences.append(f"{pool['name']}: {counted(gone, 'node')} ended without a deploy, {said}; {back}")
     return sentences
+
+
+def stopped_nodes(stack: SynthesizedStack, terraform: Terraform, plan: Plan) -> frozenset[str]:
+    """Returns the addresses of the machines of *stack* that have stopped, where a deploy starts such ones again."""
+    idles = {stack.module_of(pool["name"]): read(pool["provider"]).idle for pool in stack.pools}
+    stops = {module: idle.stops for module, idle in idles.items() if idle is not None and idle.stops}
+    mine = {each: stops[module] for module in stops for each in plan.drifted if _is_machine(module, each)}
+    found = terraform.found(plan) if mine else {}
+    return frozenset(each for each, argument in mine.items() if argument in found.get(each, ()))
 
 
 def gone_nodes(module: str, plan: Plan) -> int:

@@ -1,7 +1,9 @@
 """The end of a machine: the runner asks for it, and root, who may, does it.
 
-``skyinfra-end.path`` starts root's part when the request is written. The tasks of a node run as the user who writes it,
-so root looks at nothing of it, and shuts down only where root's own copy of the node configuration declares an end.
+``skyinfra-end.path``, and in a rented container its entry, starts root's part when the request is written. The tasks of
+a node run as the user who writes it, so root looks at nothing of it, and ends the machine only where root's own copy of
+the node configuration declares an end. A rented container, which its marketplace starts again when its programs end,
+is deleted with the key that it has for itself alone.
 """
 
 from __future__ import annotations
@@ -33,13 +35,16 @@ _AWS_S = 30.0
 # https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_TerminateInstanceInAutoScalingGroup.html (2026-11-26)
 _LEAVE = "TerminateInstanceInAutoScalingGroup"
 _SYSTEMD = Path("/run/systemd/system")
+# The address that takes DELETE of a rented container, and the key for it: `modules/market`. Root alone reads it.
+_RENTED = Path("/opt/skyinfra/rented")
+_DELETE_S = 30.0
 
 
 def form(config: NodeConfig) -> Form:
-    """Returns the form of the node: a machine, which root shuts down, or what ends with its runner."""
+    """Returns the form of the node: a machine, which root ends, or what ends with its runner."""
     if config.folder is None:
         return "process"
-    return "machine" if _SYSTEMD.is_dir() else "container"
+    return "machine" if _SYSTEMD.is_dir() or _RENTED.exists() else "container"
 
 
 def ask(directory: NodeDirectory, why: str) -> None:
@@ -48,13 +53,17 @@ def ask(directory: NodeDirectory, why: str) -> None:
 
 
 def end(path: Path) -> None:
-    """Shuts this machine down. *path*: of root's copy of the node configuration.
+    """Shuts this machine down, or has it deleted. *path*: of root's copy of the node configuration.
 
-    Raises `InvalidField` where that declares no end, `NodeFailed` where the system does not shut down.
+    Raises `InvalidField` where that declares no end, `NodeFailed` where the system does not shut down, or the
+    marketplace refuses.
     """
     config = NodeConfig.load(path)
     if not config.ends_itself:
         raise InvalidField("the node configuration declares no end of this machine", field=str(path))
+    if _RENTED.exists():
+        _delete(*_RENTED.read_text(encoding="utf-8").split(" ", 1))
+        return
     if config.provider == "aws" and _leaves_group():
         return
     # Not `halt`, which leaves an instance running that costs as much as before.
@@ -65,6 +74,29 @@ def end(path: Path) -> None:
         raise NodeFailed(f"the machine cannot be shut down: {error}") from None
     if done.returncode:
         raise NodeFailed(f"the machine cannot be shut down: {done.stderr.strip() or done.returncode}")
+
+
+def _delete(url: str, key: str) -> None:
+    """Has the marketplace delete this container. Raises `NodeFailed`."""
+    # Named: servers refuse the programs of whoever does not say what they are.
+    headers = {"Authorization": f"Bearer {key}", "User-Agent": "skyinfra"}
+    try:
+        request = urllib.request.Request(url, method="DELETE", headers=headers)  # noqa: S310 - root's own file has it
+        with urllib.request.urlopen(request, timeout=_DELETE_S):  # noqa: S310
+            return
+    except urllib.error.HTTPError as error:
+        error.close()
+        if error.code == http.HTTPStatus.NOT_FOUND:  # it is asked again until it is gone
+            return
+        why = str(error)
+    except OSError as error:
+        why = str(error)
+    except ValueError:  # its text may have the key
+        why = "what this container was given is no address, or no key"
+    raise NodeFailed(
+        f"{urllib.parse.urlsplit(url).hostname} does not delete this container: {why}",
+        hint="End it by hand, in the console of the marketplace or with `skyinfra destroy`: it costs on.",
+    )
 
 
 def _leaves_group() -> bool:

@@ -32,8 +32,8 @@ class Meter(Document, error=InvalidNodeConfig, source=FILE, version=VERSION):
     fleet, as far as the node knows; setup and boot do not count. unused_s: since the last task of the node itself.
     lived_s: of the node. keep_s: for how long it is kept (`skyinfra keep`). served: whether the node was ready in this
     boot. begun: whether anything has used the fleet since then. config: the hash of the configuration that it counts
-    for. ended: why the node has ended itself; one that is started again after that begins anew. budget_s: for how long
-    the budget of the fleet lasts, as the head said last.
+    for. ended: why the node has ended itself, or asked for its end; one that is started again after that begins anew.
+    budget_s: for how long the budget of the fleet lasts, as the head said last.
     """
 
     version: int = VERSION
@@ -50,13 +50,17 @@ class Meter(Document, error=InvalidNodeConfig, source=FILE, version=VERSION):
     unused_s: float = field(default=0.0, metadata=_LATER)
 
     @classmethod
-    def find(cls, folder: Path) -> Meter:
-        """Returns the meter in *folder*; a new one where there is none, or none that can be read."""
+    def find(cls, folder: Path, *, machine: bool = False) -> Meter:
+        """Returns the meter in *folder*; a new one where there is none, none that can be read, or the node has ended.
+
+        machine: whether the end of the node is that of its boot, and not of its runner.
+        """
         try:
             found = cls.load(folder / FILE)
         except InvalidNodeConfig:
             return cls(boot=this_boot(), at=since_boot())
-        return found if found.ended is None else cls(boot=this_boot(), at=since_boot())
+        same = found.ended is None or (machine and found.boot == this_boot())
+        return found if same else cls(boot=this_boot(), at=since_boot())
 
     def dumps(self) -> str:
         """Returns the text of the file."""

@@ -141,8 +141,9 @@ class IdleWatch:
     def _found(self, node: Node) -> Meter:
         """Returns the meter of before. A container and a process that is started again is as a machine that boots:
         whoever deploys it wants to use it, and the time when it did not run is none without use."""
-        found = Meter.find(self.directory.path)
-        return found if ending.form(node.config) == "machine" else replace(found, served=False, begun=False)
+        machine = ending.form(node.config) == "machine"
+        found = Meter.find(self.directory.path, machine=machine)
+        return found if machine else replace(found, served=False, begun=False)
 
     def _decide(self, node: Node, meter: Meter, *, running: bool, leaves: str | None) -> None:
         config = node.config
@@ -191,6 +192,8 @@ class IdleWatch:
         if self.by_itself or (self._asked is not None and since_boot() - self._asked < ending.PATIENCE_S):
             return
         self._looks, self.over, self.problem, self._asked = 0, None, None, None
+        if self._meter is not None and self._meter.ended is not None:
+            self._meter = replace(self._meter, ended=None)
         found = self._request()
         if found is not None and found.by in (request.IDLE, request.LIFETIME):
             with contextlib.suppress(StateDirectoryError):
@@ -202,10 +205,11 @@ class IdleWatch:
         if self.over is None:
             logger.warning("the node ends: %s", why)
             self.over = why
+        assert self._meter is not None  # noqa: S101 - it was read before
+        # A machine that is stopped, and not deleted, is used when a deploy starts it again.
+        self._meter = replace(self._meter, ended=why)
+        self._write(self._meter)
         if ending.form(node.config) != "machine":
-            assert self._meter is not None  # noqa: S101 - it was read before
-            self._meter = replace(self._meter, ended=why)
-            self._write(self._meter)
             return
         now = since_boot()
         if self._asked is not None and now - self._asked < ending.PATIENCE_S:

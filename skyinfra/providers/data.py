@@ -170,12 +170,16 @@ class Idle(Declaration):
 
     how: says what becomes of it, for people; empty where it cannot, and *why*. at_least: the shortest idle time, longer
     than a boot takes. grouped: whether nodes of a machine group can. inputs: of the module, where one is to end.
+    keeps_jobs: whether the jobs of the head outlive it. stops: where it is there still, stopped, and
+    a deploy starts it: the argument of its resource that is another one then.
     """
 
     how: str = ""
     why: str = ""
     at_least: Duration = "5m"
     grouped: bool = False
+    keeps_jobs: bool = True
+    stops: str = ""
     inputs: Mapping[str, Any] = Field(default_factory=dict)
     source: str
     date: str

@@ -50,7 +50,9 @@ class Plan:
 
     run: where a person sees it in HCP Terraform, if it was made there. reasons: of changes, by their addresses, where
     Terraform gives one, such as ``cannot_update``. moves: addresses that resources get in the state, and nothing else.
-    gone: addresses of resources that the state has, and the cloud has not found. notes: sentences for who reads it.
+    gone: addresses of resources that the state has, and the cloud has not found; drifted: of those that the cloud has
+    otherwise, see `Terraform.found`; stopped: of machines that do not run, and are not gone. notes: sentences for who
+    reads it.
     """
 
     file: Path
@@ -60,6 +62,8 @@ class Plan:
     reasons: Mapping[str, str] = field(default_factory=dict)
     moves: tuple[str, ...] = ()
     gone: frozenset[str] = frozenset()
+    drifted: frozenset[str] = frozenset()
+    stopped: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
 
     @property
@@ -169,6 +173,7 @@ class Terraform(python_terraform.Terraform):  # type: ignore[misc]
             moves: list[str] = []
             reasons: dict[str, str] = {}
             gone: set[str] = set()
+            drifted: set[str] = set()
             outputs = False
 
             def listen(event: Event) -> None:
@@ -184,8 +189,8 @@ class Terraform(python_terraform.Terraform):  # type: ignore[misc]
             def collect(message: dict[str, Any]) -> None:
                 nonlocal outputs
                 change = message.get("change") or {}
-                if message.get("type") == "resource_drift" and change["action"] == "delete":
-                    gone.add(change["resource"]["addr"])
+                if message.get("type") == "resource_drift" and change["action"] in ("delete", "update"):
+                    (gone if change["action"] == "delete" else drifted).add(change["resource"]["addr"])
                 if "reason" in change:
                     reasons[change["resource"]["addr"]] = change["reason"]
                 if message.get("type") == "outputs":
@@ -207,7 +212,22 @@ class Terraform(python_terraform.Terraform):  # type: ignore[misc]
                 reasons=reasons,
                 moves=tuple(moves),
                 gone=frozenset(gone),
+                drifted=frozenset(drifted),
             )
+
+    def found(self, plan: Plan) -> dict[str, set[str]]:
+        """Returns the arguments that the cloud has otherwise than the state, by the addresses of their resources; empty
+        for a plan of HCP Terraform, whose file is there."""
+        if plan.run is not None:
+            return {}
+        shown = json.loads(self._run("show", str(plan.file), json=IsFlagged).printed)
+        changes = {each["address"]: each["change"] for each in shown.get("resource_drift", ())}
+        return {
+            address: {
+                name for name, value in (change["after"] or {}).items() if value != (change["before"] or {}).get(name)
+            }
+            for address, change in changes.items()
+        }
 
     def apply_plan(self, plan: Plan, listener: Listener) -> None:
         """Applies *plan*."""

@@ -75,7 +75,10 @@ def test_a_node_refuses_a_budget_that_is_none(usd: float) -> None:
 
 def test_a_place_whose_nodes_cannot_end_is_refused_by_name() -> None:
     key = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJdD7y3aLq454yWBdwLWbieU1ebz9/cu7/QEXn9OIeZJ test"
-    places = (sky.GCP(project="p", region="us-central1"), sky.Lambda(region="us-east-1", ssh_public_key=key))
+    places = (
+        sky.GCP(project="p", region="us-central1", group=True),
+        sky.Lambda(region="us-east-1", ssh_public_key=key),
+    )
     for place, called in zip(places, ("Google Cloud", "Lambda"), strict=True):
         with pytest.raises(NotSupported, match=f"a node of {called}.* cannot end itself") as error:
             compile_pool(pool(place), "demo")

@@ -65,6 +65,14 @@ def test_what_ends_an_instance_is_an_input_of_its_module() -> None:
     assert module_inputs(compiled(aws, max_lifetime="12h"), ".")["shutdown_terminates"] is True
     assert "shutdown_terminates" not in module_inputs(compiled(aws), ".")
     assert module_inputs(compiled(sky.Container(), stop_after_idle="30m"), ".")["restart"] == "on-failure"
+    gcp = sky.GCP(project="p", region="us-central1")
+    assert module_inputs(compiled(gcp, max_lifetime="12h"), ".")["starts_stopped"] is True
+    assert "starts_stopped" not in module_inputs(compiled(gcp), ".")
+    image = sky.Image(runner=f"https://packages.example.com/skyinfra-0.1.0-py3-none-any.whl#sha256={'a' * 64}")
+    cards = {"accelerator": "RTX 4090", "image": image}
+    for market in (sky.RunPod(), sky.VastAI()):
+        assert module_inputs(compiled(market, stop_after_idle="30m", **cards), ".")["deletes_itself"] is True
+        assert "deletes_itself" not in module_inputs(compiled(market, **cards), ".")
     assert describe(compiled(aws, max_lifetime="12h"))["max_lifetime"] == "12h"
     assert describe(compiled(aws))["max_lifetime"] is None
 
@@ -72,7 +80,7 @@ def test_what_ends_an_instance_is_an_input_of_its_module() -> None:
 @pytest.mark.parametrize(
     ("provider", "why"),
     [
-        (sky.GCP(project="p", region="us-central1"), "Terraform plans nothing"),
+        (sky.GCP(project="p", region="us-central1", group=True), "a machine group starts another node"),
         (
             sky.Azure(region="eastus", ssh_public_key=KEY, allow_cidrs=["10.0.0.0/8"]),
             "costs on until somebody deallocates it",
@@ -92,7 +100,9 @@ def test_a_place_that_cannot_says_why(provider: sky.Provider, why: str, field: s
 
 def test_a_place_says_how_its_nodes_end_or_why_they_cannot() -> None:
     found = {kind: read(kind).idle for kind in kinds()}
-    assert {kind for kind, idle in found.items() if idle is not None and idle.how} == {"aws", "container", "local"}
+    ends = {kind for kind, idle in found.items() if idle is not None and idle.how}
+    assert ends == {"aws", "container", "gcp", "local", "runpod", "vastai"}
+    assert {kind for kind in ends if (idle := found[kind]) and not idle.keeps_jobs} == {"runpod", "vastai"}
     for idle in filter(None, found.values()):
         assert bool(idle.how) != bool(idle.why)
         assert idle.source

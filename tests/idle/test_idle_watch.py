@@ -11,6 +11,7 @@ from local_fleets.watched_node import IDLE, World
 from skyinfra.drain import request
 from skyinfra.drain.request import Drain
 from skyinfra.errors import NodeFailed, StateDirectoryError
+from skyinfra.idle import meter
 from skyinfra.idle.meter import FILE, Meter
 from skyinfra.protocol.nodeconfig import NodeBudget
 
@@ -73,6 +74,24 @@ def test_a_runner_that_is_started_again_meanwhile_goes_on(world: World) -> None:
     for _ in range(3):
         world.look()
     assert world.asked
+
+
+def test_a_machine_that_had_stopped_and_is_started_again_begins_anew(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lifetime as well: it would end again at once. Until it has booted again, it is the one that is to end."""
+    world.used_once()
+    world.look(IDLE, idle_seconds=0.0, lifetime_seconds=IDLE)
+    assert world.node.over is not None and world.asked
+    world.node = world.start()
+    world.look()
+    assert world.node.over is not None
+    for module in (meter, request):
+        monkeypatch.setattr(module, "this_boot", lambda: "the next")
+    world.now, world.node = 20.0, world.start()
+    assert world.look().over is None and world.drain is None
+    assert world.look(IDLE - 60).over is None
+    assert world.look(60).over is not None
 
 
 def test_a_container_that_was_killed_and_is_deployed_again_is_not_ended_at_once(world: World) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import skyinfra as sky
-from skyinfra.deploy.missing_nodes import ended_nodes
+from skyinfra.deploy.missing_nodes import ended_nodes, stopped_nodes
 from skyinfra.deploy.places import refuse_gone
 from skyinfra.deploy.session import with_end
 from skyinfra.errors import WrongAccount
@@ -43,6 +43,51 @@ def test_instances_that_ended_come_back(tmp_path: Path) -> None:
     )
     (said,) = ended_nodes(stack(tmp_path, CLOUD), plan(gone=MACHINES[1:]))
     assert "train: 1 node ended" in said
+
+
+def test_pods_that_ended_come_back_without_the_jobs_of_their_head(tmp_path: Path) -> None:
+    pods = ("module.train.runpod_pod.head", 'module.train.runpod_pod.worker["train-1"]')
+    (said,) = ended_nodes(stack(tmp_path, {**CLOUD, "provider": "runpod"}), plan(gone=pods))
+    assert said.startswith("train: 2 nodes ended without a deploy, as stop_after_idle=30m has it, probably")
+    assert "Their disks are gone with them, and with that of the head its jobs; volumes are still there." in said
+
+
+def test_machines_that_stopped_are_started(tmp_path: Path) -> None:
+    machines = [f'module.train.module.google.google_compute_instance.node["train-{n}"]' for n in range(2)]
+    made = stack(tmp_path, {**CLOUD, "provider": "gcp"})
+    stopped = Plan(
+        Path("plan"), changes=(("update", machines[0]), ("update", machines[1])), stopped=frozenset(machines)
+    )
+    (said,) = ended_nodes(made, stopped)
+    assert (
+        "train: 2 nodes ended without a deploy, as stop_after_idle=30m has it, probably; a deploy brings 2 back."
+        in said
+    )
+    assert "the jobs of its head are still there" in said
+
+
+class Shown:
+    """Terraform, as far as it says what a refresh has found."""
+
+    def __init__(self, **found: set[str]) -> None:
+        self.values, self.asked = found, 0
+
+    def found(self, plan: Plan) -> dict[str, set[str]]:
+        self.asked += 1
+        return {f"module.train.module.google.{name}": names for name, names in self.values.items()}
+
+
+def test_a_machine_that_somebody_labelled_has_not_stopped(tmp_path: Path) -> None:
+    made = stack(tmp_path, {**CLOUD, "provider": "gcp"})
+    a, b = (f"module.train.module.google.google_compute_instance.{name}" for name in "ab")
+    drifted = Plan(Path("plan"), drifted=frozenset([a, b, "module.train.google_compute_disk.head"]))
+    shown: Any = Shown(
+        **{"google_compute_instance.a": {"desired_status", "id"}, "google_compute_instance.b": {"labels"}}
+    )
+    assert stopped_nodes(made, shown, drifted) == {a}
+    assert shown.asked == 1
+    # Elsewhere nothing stops, and Terraform is not asked.
+    assert stopped_nodes(stack(tmp_path, CLOUD), shown, drifted) == frozenset() and shown.asked == 1
 
 
 def test_nothing_is_said_where_nothing_ended_or_no_end_is_declared(tmp_path: Path) -> None:
@@ -101,7 +146,7 @@ def test_a_block_that_costs_nothing_stays_as_it_is() -> None:
 
 
 def test_a_block_whose_nodes_cannot_end_says_so() -> None:
-    pool = sky.ComputePool(provider=sky.GCP(project="p", region="us-central1"))
+    pool = sky.ComputePool(provider=sky.GCP(project="p", region="us-central1", group=True))
     given, said = with_end(pool)
     assert given is pool
     assert said.startswith("nothing stops it if this program does not come back: a node of Google Cloud cannot end")

@@ -14,6 +14,8 @@ from cloud_modules.cases import GCP, gcp_answers
 from mock_provider.bed import Bed, served
 from support import ROOT, first_fast
 
+from skyinfra.terraform.program import Terraform
+
 # The machines, the disk of the head and what reaches the nodes stand in the module that gcp calls.
 GOOGLE = "module.google."
 INSTANCE, TEMPLATE = "google_compute_instance", "google_compute_instance_template"
@@ -106,6 +108,30 @@ def test_the_runner_is_in_the_metadata_and_stays_until_it_is_upgraded(bed: Bed, 
     assert (after["python"], after["wheel"]["sha256"]) == ("3.13", hashlib.sha256(runner.read_bytes()).hexdigest())
     bed.destroy()
     assert not any(secret in each or base64.b64encode(old).decode()[:200] in each for each in bed.printed)
+
+
+def test_machines_that_have_stopped_are_started_again_where_that_is_declared(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    declare(bed, node_count=2)
+    bed.apply()
+    assert declare(bed, node_count=2, starts_stopped=True) == {
+        f'{GOOGLE}{INSTANCE}.node["train-{n}"]': "update" for n in range(2)
+    }
+    bed.apply()
+    assert bed.changes() == {}
+    file, machine = next(iter(bed.world.existing(INSTANCE).items()))
+    (bed.world.folder / file).write_text(json.dumps({**machine, "desired_status": "TERMINATED"}))
+    for name in ("TF_CLI_CONFIG_FILE", "TF_REATTACH_PROVIDERS"):
+        monkeypatch.setenv(name, bed.environment[name])
+    terraform = Terraform(bed.folder)
+    with terraform.planned(lambda event: None) as plan:
+        ((action, address),) = plan.changes
+        assert (action, plan.drifted) == ("update", {address})
+        assert terraform.found(plan) == {address: {"desired_status"}}
+    bed.apply()
+    assert bed.world.existing(INSTANCE)[file]["desired_status"] == "RUNNING"
+    assert bed.changes() == {}
 
 
 def test_a_group_for_spot_and_for_several_types(bed: Bed, runner: Path) -> None:

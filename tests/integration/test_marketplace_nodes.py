@@ -6,10 +6,11 @@ Terraform applies against the mock of the provider; what its API is asked for is
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -22,7 +23,7 @@ from cloud_modules import marketplaces
 from cloud_modules.marketplaces import Marketplace
 from mock_provider.bed import Bed, served
 from mock_provider.world import World
-from terraform_projects.commands import skyinfra
+from terraform_projects.commands import skyinfra, until
 
 import skyinfra as sky
 from skyinfra.bootstrap import runner_wheel
@@ -45,8 +46,18 @@ app.synth()
 """
 
 
+# Where a container asks to be deleted, and its variables with its id and with the key that it has for itself alone.
+PLACES = {
+    "runpod_pod": ("https://rest.runpod.io/v1/pods/", "RUNPOD_POD_ID", "RUNPOD_API_KEY"),
+    "vastai_instance": ("https://console.vast.ai/api/v0/instances/", "CONTAINER_ID", "CONTAINER_API_KEY"),
+}
+
+
 class Rented:
-    """What is rented in a world, as containers in a network whose host maps their ports."""
+    """What is rented in a world, as containers in a network whose host maps their ports.
+
+    api: where they ask to be deleted. refuses: so many of these requests. deleted: the answers to them.
+    """
 
     def __init__(self, engine: Engine, world: World, kind: str) -> None:
         self.engine, self.world, self.kind = engine, world, kind
@@ -55,16 +66,20 @@ class Rented:
         self.host, self.subnet = (str(found[0]["subnets"][0][each]) for each in ("gateway", "subnet"))
         self.started: dict[str, str] = {}
         self.over = Event()
+        self.api = ""
+        self.refuses = 0
+        self.deleted: list[int] = []
 
     def run(self) -> None:
         """Starts what is rented, until `over`."""
         while not self.over.wait(0.2):
-            for file, asked in zip(self.world.existing(self.kind), self.world.asked(self.kind), strict=False):
+            found = self.world.existing(self.kind)
+            for (file, made), asked in zip(found.items(), self.world.asked(self.kind), strict=False):
                 if file not in self.started:
-                    self._start(asked)
+                    self._start(asked, str(made["id"]))
                     self.started[file] = asked["name" if self.kind == "runpod_pod" else "label"]
 
-    def _start(self, asked: dict[str, Any]) -> None:
+    def _start(self, asked: dict[str, Any], number: str) -> None:
         """As RunPod does with an image that has no entry of its own: its arguments, and a public port for each. As
         Vast.ai does: an entry of its own, which runs `onstart` and stays."""
         pod = self.kind == "runpod_pod"
@@ -73,10 +88,11 @@ class Rented:
         given = ["--network", "market", "--name", name, "--entrypoint", ""]
         for port in ports:
             given += ["--publish", port.partition("/")[0].rpartition(":")[2]]
-        own = "RUNPOD_API_KEY" if pod else "CONTAINER_API_KEY"
-        for variable, value in {**variables, own: marketplaces.KEY}.items():
+        place, itself, own = PLACES[self.kind]
+        for variable, value in {**variables, itself: number, own: f"k3y-of-{number}"}.items():
             given += [] if variable.startswith("-p ") else ["--env", f"{variable}={value}"]
-        command = shlex.split(asked["args"]) if pod else ["sh", "-c", f"{asked['onstart']}\nexec sleep infinity"]
+        first = asked["args" if pod else "onstart"].replace(place, f"{self.api}/")
+        command = shlex.split(first) if pod else ["sh", "-c", f"{first}\nexec sleep infinity"]
         self.engine.run("run", "-d", *given, asked["image"], *command)
         self._close(name)
 
@@ -91,6 +107,18 @@ class Rented:
                 ports = {"8786/tcp": [{"HostIp": "0.0.0.0", "HostPort": str(port)}]}
                 return {"instances": {"actual_status": "running", "public_ipaddr": self.host, "ports": ports}}
         return {"status": "STARTING", "runtime": None, "instances": {"actual_status": "loading"}}
+
+    def delete(self, path: str, key: str | None) -> int:
+        """The answer to DELETE, which the key of a container allows for itself alone."""
+        for file, made in self.world.existing(self.kind).items():
+            if path.strip("/") == str(made["id"]) and file in self.started:
+                if self.refuses or key != f"Bearer k3y-of-{made['id']}":
+                    self.refuses = max(0, self.refuses - 1)
+                    return 403
+                self.engine.run("rm", "-f", "-t", "0", self.started[file])
+                (self.world.folder / file).unlink()
+                return 204
+        return 404
 
     def port(self, name: str) -> int:
         return int(self.engine.run("port", name, "8786").rpartition(":")[2])
@@ -115,12 +143,17 @@ class Market:
 
 
 @contextmanager
-def files(folder: Path) -> Iterator[int]:
-    """Serves *folder* to everybody; the port."""
+def files(folder: Path, rented: Rented) -> Iterator[int]:
+    """Serves *folder* to everybody, and deletes what is *rented* for whoever may; the port."""
 
     class Handler(SimpleHTTPRequestHandler):
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments, directory=str(folder))
+
+        def do_DELETE(self) -> None:
+            rented.deleted.append(rented.delete(self.path, self.headers["Authorization"]))
+            self.send_response(rented.deleted[-1])
+            self.end_headers()
 
     with ThreadingHTTPServer(("0.0.0.0", 0), Handler) as server:
         Thread(target=server.serve_forever, daemon=True).start()
@@ -134,18 +167,35 @@ def seen() -> dict[str, str | None]:
     return {name: os.environ.get(name) for name in ("SKYINFRA_START", "RUNPOD_API_KEY", "CONTAINER_API_KEY")}
 
 
+def own_keys() -> list[str]:
+    """The keys of its container that a task finds: in root's file, and in what processes began with."""
+    import re
+    from pathlib import Path
+
+    found = []
+    for path in [
+        Path("/opt/skyinfra/rented"),
+        *Path("/proc").glob("[0-9]*/environ"),
+        *Path("/proc").glob("[0-9]*/cmdline"),
+    ]:
+        with suppress(OSError):
+            found += re.findall(rb"k3y-of-[\w-]+", path.read_bytes())
+    return [str(each) for each in found]
+
+
 @contextmanager
 def market(folder: Path, engine: Engine, provider: str, kind: str, environment: tuple[str, str]) -> Iterator[Market]:
     """A marketplace in *folder*. environment: the variables with the key and the address of its API."""
     wheel = runner_wheel.wheel()
     (folder / "files").mkdir()
     (folder / "files" / wheel.name).write_bytes(wheel.content)
-    with served(folder / "bed", provider) as bed, files(folder / "files") as port:
+    with served(folder / "bed", provider) as bed:
         rented = Rented(engine, bed.world, kind)
-        address = f"http://{rented.host}:{port}/{wheel.name.replace('+', '%2B')}#sha256={wheel.sha256}"
-        Thread(target=rented.run, daemon=True).start()
         try:
-            with marketplaces.answering(rented.answer, bed.world) as api:
+            with files(folder / "files", rented) as port, marketplaces.answering(rented.answer, bed.world) as api:
+                rented.api = f"http://{rented.host}:{port}"
+                address = f"{rented.api}/{wheel.name.replace('+', '%2B')}#sha256={wheel.sha256}"
+                Thread(target=rented.run, daemon=True).start()
                 bed.environment |= dict(zip(environment, (marketplaces.KEY, api.url), strict=True))
                 yield Market(bed, rented, address)
         finally:
@@ -171,25 +221,67 @@ def test_pods_of_runpod(tmp_path: Path, clean: Engine, monkeypatch: pytest.Monke
             skyinfra(here, "destroy", "--auto-approve")
 
 
-def test_instances_of_vastai(tmp_path: Path, clean: Engine) -> None:
-    """With the user data of nodes without a GPU, which Vast.ai has none of: there is no driver here."""
-    # Nodes import this module, and have not what that one reads.
-    from cloud_modules.cases import VASTAI, root
+@contextmanager
+def applied(made: Market, provider: str, idle_s: float = 0.0) -> Iterator[Manifest]:
+    """A fleet of two nodes, which end themselves after *idle_s* without use.
 
-    with market(tmp_path, clean, "vastai", "vastai_instance", ("VASTAI_API_KEY", "VASTAI_API_URL")) as made:
-        image = sky.Image(wheelhouse=WHEELS, pip=["six"], runner=made.runner)
-        pool = sky.ComputePool(name="p", nodes=2, provider=sky.RunPod(), worker=sky.Worker(concurrency=2), image=image)
-        inputs = module_inputs(compile_pool(pool, "market"), ".")
-        kept = ("node_count", "user_data_head", "user_data_worker", "user_data_revision", "versions", "slots")
-        given = {name: inputs[name] for name in kept}
-        VASTAI.answers(made.bed.world)
-        made.bed.write(root(VASTAI, **given, name="p", stack="market", image=NODE), "main.tf.json")
-        made.bed.run("init", "-no-color")
-        try:
-            made.bed.apply()
-            is_a_fleet(Manifest.read(made.bed.output("fleet")), made.rented)
-        finally:
-            made.bed.destroy()
+    With the user data of nodes without a GPU, which Vast.ai has none of: there is no driver here.
+    """
+    # Nodes import this module, and have not what that one reads.
+    from cloud_modules.cases import RUNPOD, VASTAI, root
+
+    case = {"runpod": RUNPOD, "vastai": VASTAI}[provider]
+    image = sky.Image(wheelhouse=WHEELS, pip=["six"], runner=made.runner)
+    pool = sky.ComputePool(name="p", nodes=2, provider=sky.RunPod(), worker=sky.Worker(concurrency=2), image=image)
+    if idle_s:
+        pool = pool.model_copy(update={"stop_after_idle": "5m"})
+    inputs = module_inputs(compile_pool(pool, "market"), ".")
+    kept = ("node_count", "user_data_head", "user_data_worker", "user_data_revision", "versions", "slots")
+    given = {name: inputs[name] for name in (*kept, *(["deletes_itself"] if idle_s else []))}
+    for each in ("user_data_head", "user_data_worker") if idle_s else ():
+        # Shorter than what may be declared.
+        given[each], count = re.subn(r'("idle_seconds":)300\.0', rf"\g<1>{idle_s}", given[each])
+        assert count == 1
+    case.answers(made.bed.world)
+    made.bed.write(root(case, **given, name="p", stack="market", image=NODE), "main.tf.json")
+    made.bed.run("init", "-no-color")
+    try:
+        made.bed.apply()
+        yield Manifest.read(made.bed.output("fleet"))
+    finally:
+        made.bed.destroy()
+
+
+def test_instances_of_vastai(tmp_path: Path, clean: Engine) -> None:
+    with (
+        market(tmp_path, clean, "vastai", "vastai_instance", ("VASTAI_API_KEY", "VASTAI_API_URL")) as made,
+        applied(made, "vastai") as manifest,
+    ):
+        is_a_fleet(manifest, made.rented)
+
+
+@pytest.mark.parametrize(
+    ("provider", "kind", "api"),
+    [
+        ("runpod", "runpod_pod", ("RUNPOD_API_KEY", "RUNPOD_API_BASE_URL")),
+        ("vastai", "vastai_instance", ("VASTAI_API_KEY", "VASTAI_API_URL")),
+    ],
+)
+def test_a_container_that_nobody_uses_deletes_itself(
+    tmp_path: Path, clean: Engine, provider: str, kind: str, api: tuple[str, str]
+) -> None:
+    """By the key that it has for itself, which no task finds. What is refused is asked again."""
+    with market(tmp_path, clean, provider, kind, api) as made, applied(made, provider, idle_s=8.0) as manifest:
+        made.rented.refuses = 1
+        with open_pool(manifest, timeout=300) as pool:
+            assert sky.compute(own_keys)() @ pool == [[]] * 4
+        until(lambda: made.bed.world.existing(kind) == {}, seconds=240)
+        assert sorted(made.rented.deleted) == [204, 204, 403]
+        assert clean.run("ps", "--all", "--quiet") == ""
+        back = {
+            address for address, action in made.bed.changes().items() if f".{kind}." in address and action == "create"
+        }
+        assert len(back) == 2
 
 
 def is_a_fleet(manifest: Manifest, rented: Rented) -> None:

@@ -91,6 +91,24 @@ def test_another_head_is_another_address_and_other_workers(case: ModuleCase, mar
     assert bed.changes() == {}
 
 
+def test_a_node_keeps_its_own_key_where_it_deletes_itself(case: ModuleCase, market: tuple[Bed, Marketplace]) -> None:
+    """And no other: what it begins with is not changed while it stands, for that would start it again."""
+    bed, _ = market
+    first = "args" if case.name == "runpod" else "onstart"
+    kind = case.nodes.rstrip("\\.")
+    bed.apply()
+    assert all("/opt/skyinfra/rented" not in each[first] for each in bed.world.asked(kind))
+    assert declare(bed, case, deletes_itself=True) == {}
+    bed.destroy()
+    bed.apply()
+    own = {
+        "runpod": '"https://rest.runpod.io/v1/pods/$RUNPOD_POD_ID" "$RUNPOD_API_KEY"',
+        "vastai": '"https://console.vast.ai/api/v0/instances/$CONTAINER_ID/" "$CONTAINER_API_KEY"',
+    }
+    for each in bed.world.asked(kind):
+        assert f'&& printf "%s %s" {own[case.name]} >/opt/skyinfra/rented && unset SKYINFRA_START' in each[first]
+
+
 @pytest.mark.parametrize("status", first_fast([401, 403, 404]))
 def test_a_refusal_ends_the_apply_at_once(market: tuple[Bed, Marketplace], status: int) -> None:
     bed, server = market

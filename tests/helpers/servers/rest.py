@@ -50,6 +50,9 @@ def serving(answers: dict[str, Any]) -> Iterator[Rest]:
         def do_POST(self) -> None:
             self._answer(self.rfile.read(int(self.headers.get("Content-Length", 0))))
 
+        def do_DELETE(self) -> None:
+            self._answer(b"")
+
         def _answer(self, body: bytes) -> None:
             rest.asked.append((self.command, self.path, dict(self.headers), body.decode()))
             url = urllib.parse.urlsplit(self.path)
