@@ -6,11 +6,12 @@ import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
-
-from tf.gen import tfplugin_pb2 as pb
+from typing import TYPE_CHECKING, Any
 
 from mock_provider.world import Failure
+
+if TYPE_CHECKING:
+    from tf.gen import tfplugin_pb2 as pb
 
 SCHEMAS = Path(__file__).parent / "schemas"
 # tfplugin6.Schema.Attribute.write_only (11), younger than the protocol of the package tf.
@@ -104,6 +105,8 @@ class Schema:
 
     def told(self) -> pb.GetProviderSchema.Response:
         """What Terraform asks a provider for first."""
+        from tf.gen import tfplugin_pb2 as pb  # who serves a provider has it; others read schemas
+
         return pb.GetProviderSchema.Response(
             provider=pb.Schema(block=_block(self.provider)),
             resource_schemas={kind: pb.Schema(block=_block(each)) for kind, each in self.resources.items()},
@@ -113,6 +116,8 @@ class Schema:
 
 
 def _block(schema: Fields) -> pb.Schema.Block:
+    from tf.gen import tfplugin_pb2 as pb  # who serves a provider has it; others read schemas
+
     blocks = [each for each in schema.values() if each.block is not None]
     return pb.Schema.Block(
         attributes=[_attribute(each) for each in schema.values() if each.block is None],
@@ -130,6 +135,8 @@ def _block(schema: Fields) -> pb.Schema.Block:
 
 
 def _attribute(field: Field) -> pb.Schema.Attribute:
+    from tf.gen import tfplugin_pb2 as pb  # who serves a provider has it; others read schemas
+
     told = pb.Schema.Attribute(
         name=field.name,
         required=field.required,
