@@ -274,6 +274,11 @@ def _gone(stack: SynthesizedStack, manifest: Manifest, plan: Plan | None) -> int
         return 0
     # A destroy does not destroy what the cloud has not found.
     there, nodes = {address for _, address in plan.changes}, {node.id for node in manifest.nodes}
-    mine = [each for each in stack.resources() if each.module == manifest.pool and each.attributes.get("id") in nodes]
+    # On Google Cloud the id of a node is no name that another machine may get.
+    mine = [
+        each
+        for each in stack.resources()
+        if each.module == manifest.pool and nodes & {each.attributes.get(name) for name in ("id", "instance_id")}
+    ]
     there -= plan.stopped
     return sum(each.address not in there for each in mine if machines_of(each.type, each.attributes) is not None)

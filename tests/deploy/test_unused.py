@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,37 @@ def test_machines_that_are_gone_are_used_by_nobody(answers: Any) -> None:
     answers(Asked(900.0, {"gpu-0": said(910.0), "gpu-1": NodeError("does not answer")}))
     assert used(Stack(manifest()), plan(MACHINES[0], VPC)).idle_s == 900.0
     assert used(Stack(manifest()), None).silent
+
+
+def test_machines_that_have_stopped_are_used_by_nobody(answers: Any) -> None:
+    """A destroy finds those, and ends their disks."""
+    answers(FleetUnreachable("the head does not answer"))
+    made, addresses = plan(*MACHINES, VPC), [each.address for each in MACHINES]
+    assert used(Stack(manifest()), replace(made, stopped=frozenset(addresses[1:]))).idle_s is None
+    assert used(Stack(manifest()), replace(made, stopped=frozenset(addresses))).idle_s == math.inf
+
+
+class OnGoogle(Stack):
+    """Machines whose id in the manifest is another attribute than the id of their resource."""
+
+    def resources(self) -> tuple[Resource, ...]:
+        google, kind = 'provider["registry.terraform.io/hashicorp/google"]', "google_compute_instance"
+        ids = {node.name: {"id": f"projects/p/zones/z/instances/{node.name}", "instance_id": node.id} for node in NODES}
+        machine = {"machine_type": "g2-standard-8", "zone": "z"}
+        return tuple(
+            Resource("gpu", kind, "node", google, {**each, **machine}, key=name, inside="module.google")
+            for name, each in ids.items()
+        )
+
+
+def test_machines_of_google_cloud_are_found_by_their_other_id(answers: Any) -> None:
+    answers(FleetUnreachable("the head does not answer"))
+    stack = OnGoogle(manifest())
+    made = plan(*stack.resources())
+    assert used(stack, made).idle_s is None
+    stopped = frozenset(each.address for each in stack.resources())
+    assert used(stack, replace(made, stopped=stopped)).idle_s == math.inf
+    assert used(stack, plan()).idle_s == math.inf
 
 
 def test_the_nodes_of_a_group_are_gone_where_they_end_themselves(answers: Any) -> None:
