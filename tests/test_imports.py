@@ -20,6 +20,7 @@ PACKAGE = house.PACKAGE
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "declared": set(),
+    "syntax": set(),
     "first_boot": set(),
     # travels to nodes
     "mig": set(),
@@ -30,7 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "blobs": {"engine", "protocol"},
     "program": {"blobs", "protocol"},
     "worker": {"blobs", "buckets", "engine", "node", "program", "protocol"},
-    "tasks": {"blobs", "program", "protocol", "worker"},
+    "tasks": {"blobs", "program", "protocol", "syntax", "worker"},
     "hours": {"drain", "node", "protocol"},
     "head": {"blobs", "engine", "hours", "idle", "mig", "node", "program", "protocol", "worker"},
     "desired": {"mig", "node", "protocol"},
@@ -69,12 +70,12 @@ ALLOWED: dict[str, set[str]] = {
     "recommendation": {"accelerators", "mig", "offers", "packing", "pool", "protocol", "providers"},
     "places": {"accelerators", "pool", "providers", "terraform"},
     "compiler": {"declared", "places", "pool", "plugins", "providers", "accelerators", "mig", "protocol"},
-    "bootstrap": {"compiler", "first_boot", "mig", "node", "protocol", "providers"},
+    "bootstrap": {"compiler", "first_boot", "mig", "node", "protocol", "providers", "syntax"},
     "terraform": {"buckets", "declared", "protocol", "providers"},
     "stack": {"declared", "compiler", "bootstrap", "places", "pool", "providers", "terraform"},
     "prewarm": {"compiler", "pool", "providers", "stack", "terraform"},
     # the client
-    "notebook": {"accelerators", "mig", "protocol"},
+    "notebook": {"accelerators", "mig", "protocol", "syntax"},
     "sync": {"blobs", "program", "protocol", "tasks"},
     "port_forward": {"protocol"},
     "console": set(),
@@ -171,6 +172,7 @@ TRAVELS = {
     "protocol",
     "readings",
     "runner",
+    "syntax",
     "tasks",
     "worker",
 }

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import skyinfra
+from skyinfra import syntax
 from skyinfra.providers.data import Delivery
 
 # The start of a string of several lines.
@@ -48,7 +49,7 @@ def stripped(source: str) -> str:
     It does the same.
     """
     source = _without_annotations(source)
-    tree = ast.parse(source)
+    tree = syntax.parsed(source)
     gone = {line for node in docstrings(tree) for line in range(node.lineno, (node.end_lineno or 0) + 1)}
     lines = list(enumerate(source.splitlines(), 1))
     # A string that goes on over several lines is left as it is. (tokenize would find comments behind code as well, and
@@ -68,8 +69,9 @@ def stripped(source: str) -> str:
 
 def _without_annotations(source: str) -> str:
     lines = [line.encode() for line in source.splitlines(keepends=True)]
+    found = _annotated(syntax.parsed(source))
     # From the end on, so that what is cut moves nothing that is still to be cut.
-    for node in sorted(_annotated(ast.parse(source)), key=lambda each: (each.lineno, each.col_offset), reverse=True):
+    for node in sorted(found, key=lambda each: (each.lineno, each.col_offset), reverse=True):
         row, end = node.lineno - 1, node.end_col_offset or 0
         if node.lineno == node.end_lineno:
             before = lines[row][: node.col_offset].rstrip()

@@ -8,7 +8,6 @@ machine, because nothing in the archive is compressed: zlib's versions differ in
 
 from __future__ import annotations
 
-import ast
 import base64
 import bz2
 import hashlib
@@ -21,6 +20,7 @@ from importlib import metadata
 from pathlib import Path
 
 import skyinfra
+from skyinfra import syntax
 from skyinfra.bootstrap import program
 from skyinfra.errors import VersionMismatch
 from skyinfra.node import code
@@ -90,7 +90,7 @@ def packed(made: Wheel) -> tuple[str, bytes]:
 
 def _bare(source: bytes) -> bytes:
     lines = source.splitlines(keepends=True)
-    for node in program.docstrings(ast.parse(source)):
+    for node in program.docstrings(syntax.parsed(source)):
         end = node.end_lineno or node.lineno
         lines[node.lineno - 1 : end] = [b"\n"] * (end - node.lineno + 1)
     return b"".join(lines)

@@ -30,6 +30,7 @@ ROOMS = (
     "protocol",
     "readings",
     "runner",
+    "syntax",
     "tasks",
     "worker",
 )

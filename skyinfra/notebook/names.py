@@ -7,6 +7,8 @@ import dis
 import types
 from collections.abc import Iterator, Sequence
 
+from skyinfra import syntax
+
 _READS = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS", "DELETE_NAME", "DELETE_GLOBAL")
 _WRITES = ("STORE_NAME", "STORE_GLOBAL")
 
@@ -16,7 +18,7 @@ def used(source: str, file: str = "<cell>") -> list[str]:
 
     Names of builtins are among them, and some that a branch has assigned. Raises SyntaxError.
     """
-    tree = ast.parse(source, file)
+    tree = syntax.parsed(source, file)
     compile(tree, file, "exec", dont_inherit=True)
     found: dict[str, None] = {}
     _read(tree.body, set(), found)

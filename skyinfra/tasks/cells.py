@@ -12,6 +12,7 @@ import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from skyinfra import syntax
 from skyinfra.blobs import payload, unpicklable
 from skyinfra.protocol.pickles import Pickler
 
@@ -54,7 +55,7 @@ def cell(source: str, file: str, names: dict[str, object], wanted: Sequence[str]
     # For tracebacks here, and for compilers of kernels, which read the source of a function.
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     space = {"__name__": "__main__", "__builtins__": builtins, **names}
-    tree = ast.parse(source, file)
+    tree = syntax.parsed(source, file)
     last = tree.body[-1] if tree.body and not source.rstrip().endswith(";") else None
     value = None
     if isinstance(last, ast.Expr):

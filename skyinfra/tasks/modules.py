@@ -20,18 +20,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from skyinfra import syntax
+
 # A package goes as a whole, since it may import its modules by computed names, and so do the data files in its folder,
 # unless it has more files or bytes of these.
 _MOST_FILES = 500
 _MOST_BYTES = 5 * 2**20
-
-
-def parsed(source: bytes) -> ast.Module:
-    """Returns the syntax tree of *source*. Raises SyntaxError, ValueError."""
-    try:
-        return ast.parse(source)
-    except SystemError:  # another parser ran in the middle of it: https://github.com/python/cpython/issues/106905
-        return ast.parse(source)
 
 
 @dataclass(frozen=True)
@@ -56,7 +50,7 @@ class Source:
     def imports(self) -> tuple[str, ...]:
         """The names that it imports, in functions too; some of them are no modules."""
         try:
-            tree = parsed(self.data)
+            tree = syntax.parsed(self.data)
         except (SyntaxError, ValueError):
             return ()
         found: dict[str, None] = {}

@@ -24,6 +24,7 @@ from pathlib import Path
 
 import cloudpickle
 
+from skyinfra import syntax
 from skyinfra.tasks import modules
 from skyinfra.tasks.modules import Source
 
@@ -125,7 +126,7 @@ def _read(main: types.ModuleType) -> Script | None:
     name = spec.name if spec is not None else path.stem
     try:
         data = path.read_bytes()
-        tree = modules.parsed(data)
+        tree = syntax.parsed(data)
     except (OSError, SyntaxError, ValueError):
         return None
     script = Script(Source(name, path, data), str(getattr(main, "__package__", None) or ""), tree)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -70,7 +71,8 @@ def serving(answers: dict[str, Any]) -> Iterator[Rest]:
                 return
             self.send_response(200)
             self.end_headers()
-            self.wfile.write(answer if isinstance(answer, bytes) else json.dumps(answer).encode())
+            with contextlib.suppress(ConnectionError):  # a client that waits no longer
+                self.wfile.write(answer if isinstance(answer, bytes) else json.dumps(answer).encode())
 
         def log_message(self, *_: Any) -> None:
             pass
