@@ -32,6 +32,7 @@ from skyinfra.cli.options import (
 from skyinfra.deploy.kept import GONE, keep_now, kept_jobs, why_gone
 from skyinfra.errors import (
     CredentialsRefused,
+    FleetNotDeployed,
     FleetUnreachable,
     InvalidField,
     JobCancelled,
@@ -282,11 +283,12 @@ def result(
         raise typer.BadParameter("--output writes a file, and --json prints")
     recipients, patience_s = targets(notify), seconds("--patience", patience, bare=True) if patience else 0.0
     with ExitStack() as inside:
-        pool = inside.enter_context(asked(fleet))
-        found = pool.job(job)
         try:
             if patience_s:
-                pool, found = _waited(inside, fleet, pool, found, timeout, patience_s)
+                pool, found = _waited(inside, fleet, job, timeout, patience_s)
+            else:
+                pool = inside.enter_context(asked(fleet))
+                found = pool.job(job)
             if recipients:
                 from skyinfra.client.notifying import notify_of_job
 
@@ -309,22 +311,25 @@ def result(
 
 
 def _waited(
-    inside: ExitStack, fleet: str, pool: Questions, job: Job[Any], timeout: float | None, patience: float
+    inside: ExitStack, fleet: str, job: str, timeout: float | None, patience: float
 ) -> tuple[Questions, Job[Any]]:
-    """Waits for the end of *job*, also on a fleet that comes in the place of its own. Returns both as they are then.
+    """Waits for the end of a *job*, also on a fleet that comes in the place of its own. Returns both as they are then.
 
     Raises TimeoutError, and what asking raises once a fleet was gone for *patience* seconds.
     """
-    deadline, lost = None if timeout is None else time.monotonic() + timeout, 0.0
+    deadline, lost, known = None if timeout is None else time.monotonic() + timeout, 0.0, False
     while True:
         try:
-            if lost:
-                pool = inside.enter_context(asked(fleet))
-                job = pool.job(job.id)
+            pool = inside.enter_context(asked(fleet))
+            found = pool.job(job)
+            job, known, lost = found.id, True, 0.0
             with suppress(JobCancelled):
-                job.outcome(None if deadline is None else max(0.0, deadline - time.monotonic()))
-            return pool, job
-        except (*GONE, CredentialsRefused, JobNotFound) as error:  # another fleet may be at the address of that one
+                found.outcome(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            return pool, found
+        except (*GONE, CredentialsRefused, JobNotFound) as error:
+            # Another fleet may be at the address of one that was there. Where none was, a name may be a mistake.
+            if not (known or lost or isinstance(error, FleetUnreachable | FleetNotDeployed)):
+                raise
             if not lost:
                 lost = time.monotonic()
                 sys.stderr.write(f"{why_gone(error)}: waiting for it, or for one in its place\n")

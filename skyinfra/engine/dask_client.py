@@ -13,6 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from skyinfra.engine.dask_comms import without_copy
+from skyinfra.engine.waiting import within
 from skyinfra.protocol import calls
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 # Dask gathers messages for 2 to 10 ms, which is most of a short task's round trip. Sending each at once was measured,
 # and is no faster than this.
 SEND_INTERVAL_S = 0.001
+_CLOSE_S = 5.0
 # From that size on, a message refers to a call; smaller ones are copied into it.
 _LARGE_CALL = 1_000_000
 # Errors of a connection whose peer is not known to have ended.
@@ -42,6 +44,28 @@ def is_used_by_others() -> bool:
     with contextlib.suppress(RuntimeError):  # another thread makes one
         return not all(client.id.startswith(ours) for client in [*Client._instances])
     return True
+
+
+async def connected(client: Client) -> Client:
+    """Returns *client* once it is connected. Raises what connecting raises; of one that is given up nothing is left."""
+    try:
+        return await client
+    except BaseException:
+        await end_client(client, _CLOSE_S)
+        raise
+
+
+async def end_client(client: Client, seconds: float) -> None:
+    """Closes *client*, in whichever state it is, for at most *seconds*.
+
+    One that is not closed Dask begins to close when Python collects it, which no loop carries out: Python warns of
+    coroutines that were never awaited then.
+    """
+    try:
+        with contextlib.suppress(OSError):
+            await within(client.close(), seconds)
+    finally:
+        client.status = "closed"
 
 
 def client_stream(client: Client) -> Any:

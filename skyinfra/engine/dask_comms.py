@@ -112,10 +112,10 @@ def read_data_only(scheduler: Scheduler) -> dict[str, Any]:
     return {_STREAM: _Carried}
 
 
-async def carrying_client(scheduler: Scheduler, security: Any, *, timeout: float) -> Any:
+def carrying_client(scheduler: Scheduler, security: Any, *, timeout: float) -> Any:
     """Returns a client of *scheduler*, which is that of this process: nothing that a worker gives is unpickled here.
 
-    Results are `Serialized`; of exceptions there is the text.
+    It begins to connect. Results are `Serialized`; of exceptions there is the text.
     """
     from distributed import Client, KilledWorker
 
@@ -140,7 +140,7 @@ async def carrying_client(scheduler: Scheduler, security: Any, *, timeout: float
                 text = getattr(task, "exception_text", None) or "its slot gave an exception"
                 super()._handle_task_erred(key, FleetError(str(text)[:_WORDS]))
 
-    return await Carrying()
+    return Carrying()
 
 
 class _Answers(TLS):  # type: ignore[misc]

@@ -142,8 +142,7 @@ class Execution:
         if client is not None:
             with contextlib.suppress(OSError):
                 await within(self.all_stopped(), _CLOSE_S)
-            with contextlib.suppress(OSError):
-                await within(client.close(), _CLOSE_S)
+            await dask_client.end_client(client, _CLOSE_S)
 
     # What the executor needs of a fleet -----------------------------------------------------------------------------
 
@@ -157,7 +156,8 @@ class Execution:
         async with self._connecting:
             while self.client is None or self.client.status == "closed":
                 try:
-                    self.client = await dask_comms.carrying_client(self._scheduler, self._security, timeout=_ANSWER_S)
+                    client = dask_comms.carrying_client(self._scheduler, self._security, timeout=_ANSWER_S)
+                    self.client = await dask_client.connected(client)
                 except OSError:
                     await asyncio.sleep(_PAUSE_S)
 

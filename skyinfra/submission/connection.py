@@ -361,7 +361,7 @@ class Connection(Asker):
                 )
 
     async def _connect(self, timeout: float) -> None:
-        self._client = await distributed.Client(
+        client = distributed.Client(
             str(self.manifest.head),
             security=self._security,
             asynchronous=True,
@@ -369,6 +369,7 @@ class Connection(Asker):
             timeout=timeout,
             name=calls.FORWARDED_CLIENT if self._forwarded else calls.CLIENT,
         )
+        self._client = await dask_client.connected(client)
         self._prepare()
 
     def _prepare(self) -> None:
@@ -423,8 +424,7 @@ class Connection(Asker):
         if self.alive:
             with contextlib.suppress(OSError, SkyinfraError):
                 await within(services.forget_topic(self.head, topic=self._topic), _ANSWER_S)
-        with contextlib.suppress(OSError):
-            await within(self._client.close(), _ANSWER_S)
+        await dask_client.end_client(self._client, _ANSWER_S)
 
 
 def boot_failed(failure: NodeFailure, *, node: str, fleet: str) -> BootFailed:
