@@ -171,7 +171,7 @@ def _as_declared(pool: ComputePool, declared: ComputePool) -> ComputePool:
 
 def _by_zone(pool: ComputePool, stack: str, nodes: int | None, accelerator: Accelerator | None) -> Iterator[Deployment]:
     made = compile_pool(pool, stack, nodes)
-    grouped = made.selection.separate_head
+    grouped = made.selection.grouped
     yield replace(made, place=called(pool, accelerator, grouped=grouped))
     for each in () if grouped else later_zones(pool):
         yield replace(compile_pool(each, stack, nodes), place=called(each, accelerator, grouped=False))
@@ -249,8 +249,10 @@ def _check_replaced(pool: ComputePool, selection: Selection) -> None:
     why = None
     if selection.hosts > 1:
         why = "the hosts of a slice cannot be replaced one by one"
-    elif selection.separate_head:
+    elif selection.grouped:
         why = "the nodes of a machine group are not known to Terraform one by one: the group would have to replace them"
+    elif selection.separate_head:
+        why = "nodes that follow the work come and go by themselves"
     elif pool.nodes == 1:
         why = "the only node is the head, which is not replaced by itself: a deploy ends what runs there"
     if why is not None:
@@ -348,7 +350,7 @@ def _check_end(pool: ComputePool, selection: Selection, field: str, given: str) 
     """Returns how nodes of the place end themselves. Raises `NotSupported` where they cannot."""
     idle, called = pool.provider.data.idle, pool.provider.data.about.called
     why = "no way is known here by which that ends what it costs" if idle is None else idle.why
-    if not why and selection.separate_head and idle is not None and not idle.grouped:
+    if not why and selection.grouped and idle is not None and not idle.grouped:
         why = "a machine group starts another node in place of one that ends"
     if why or idle is None:
         without = 'Declare action="warn"' if field == "budget" else f"Leave {field} out"
@@ -465,8 +467,8 @@ def revision(deployment: Deployment) -> str:
     if pool.layout is not None and pool.provider.data.traits.layout_channel == "metadata":
         # There a machine gets its configuration once, and no more than one layout after that.
         declared["follow"] = asdict(pool.layout)
-    if pool.range is not None and pool.provider.data.traits.layout_channel == "metadata":
-        # Machines of a group have their configuration from a template. The bounds reach the head while it runs.
+    if pool.range is not None:
+        # Such nodes have their configuration from a template. The bounds reach the head while it runs.
         declared["node_idle_seconds"] = deployment.worker.node_idle_seconds
     if pool.volumes:
         # A node mounts them at its first boot.

@@ -38,7 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     "gpu": {"desired", "first_boot", "mig", "node", "protocol"},
     "drain": {"first_boot", "node", "protocol"},
     "idle": {"drain", "first_boot", "node", "protocol"},
-    "elastic": {"engine", "head", "idle", "mig", "node", "protocol", "worker"},
+    "elastic": {"engine", "first_boot", "head", "idle", "mig", "node", "protocol", "worker"},
     "doctor": {"desired", "gpu", "mig", "node", "protocol"},
     "readings": {"gpu", "node", "protocol", "worker"},
     "runner": {

@@ -26,16 +26,19 @@ resource "terraform_data" "engine" {
 }
 
 locals {
-  names = [for index in range(var.node_count) : "${var.name}-${index}"]
+  # Where their number follows the work, the head is a container besides the nodes, which stand ready.
+  elastic = var.min_nodes != null
+  names   = [for index in range(var.node_count + (local.elastic ? 1 : 0)) : "${var.name}-${index}"]
 
   head   = local.names[0]
+  slots  = local.elastic ? slice(local.names, 1, length(local.names)) : local.names
   engine = { ENGINE = terraform_data.engine.output.program, HOST = terraform_data.engine.output.host }
 
   # Names with a part of their own, for two fleets of one name.
   prefix     = "skyinfra-${var.name}-${substr(terraform_data.engine.id, 0, 8)}"
   containers = { for index, name in local.names : name => "${local.prefix}-${index}" }
   network    = var.network == "" ? local.prefix : var.network
-  volumes    = { jobs = "${local.prefix}-jobs", delivered = "${local.prefix}-delivered" }
+  volumes    = merge({ jobs = "${local.prefix}-jobs", delivered = "${local.prefix}-delivered" }, local.elastic ? { group = "${local.prefix}-group" } : {})
 
   # Clients reach the head at a port of the host, which is the same for as long as the fleet is there.
   shared    = var.network == "host"
@@ -46,7 +49,7 @@ locals {
 
   each_gpus = var.gpus == tolist(["all"]) ? 0 : floor(length(var.gpus) / var.node_count)
   gpus = {
-    for index, name in local.names : name => local.each_gpus == 0 ? join(",", var.gpus) : join(",", slice(var.gpus, index * local.each_gpus, (index + 1) * local.each_gpus))
+    for index, name in local.slots : name => local.each_gpus == 0 ? join(",", var.gpus) : join(",", slice(var.gpus, index * local.each_gpus, (index + 1) * local.each_gpus))
   }
 }
 
@@ -65,7 +68,8 @@ module "core" {
     bucket = "file:///opt/skyinfra/delivered"
     runner = "file:///opt/skyinfra/delivered/${basename(var.runner_file)}"
   }
-  volume = local.volumes.jobs
+  head_apart = local.elastic
+  volume     = local.volumes.jobs
   # What Linux takes for one variable of the environment, by which the script gets them.
   limit = { bytes = 131000, gzip = false, called = "the environment of a program" }
   pool = {
@@ -144,7 +148,7 @@ resource "terraform_data" "node" {
     terraform_data.delivered.id,
     coalesce(var.user_data_revision, sha256(each.key == local.head ? var.user_data_head : var.user_data_worker)),
     var.image,
-    local.gpus[each.key],
+    lookup(local.gpus, each.key, ""),
     local.network,
     var.scheduler_port,
     each.key == local.head ? local.published : "",
@@ -165,6 +169,7 @@ locals {
     OWN_NETWORK = var.network == "" ? "1" : ""
     HEAD        = local.containers[local.head]
     DELIVERED   = local.volumes.delivered
+    GROUP       = lookup(local.volumes, "group", "")
     LABELS      = join("\n", [for key, value in var.labels : "${key}=${value}"])
     WAIT        = var.wait_seconds
     RESTART     = var.restart
@@ -181,7 +186,7 @@ resource "terraform_data" "head" {
       CONTAINER = self.input
       NODE      = local.head
       MADE_FOR  = terraform_data.node[local.head].id
-      GPUS      = local.gpus[local.head]
+      GPUS      = lookup(local.gpus, local.head, "")
       PUBLISH   = local.published
       STATE     = local.volumes.jobs
       USER_DATA = replace(module.core.user_data_head, "@SKYINFRA_NODE@", local.head)
@@ -210,4 +215,17 @@ resource "terraform_data" "worker" {
 
   # Its slots are ready once the head answers.
   depends_on = [terraform_data.head]
+}
+
+# Between how many nodes the head chooses, which takes over another number while it runs.
+resource "terraform_data" "bounds" {
+  count = local.elastic ? 1 : 0
+
+  triggers_replace = [var.min_nodes, var.node_count, terraform_data.state.id]
+  depends_on       = [terraform_data.head]
+
+  provisioner "local-exec" {
+    command     = "sh '${path.module}/node.sh' bounds"
+    environment = merge(local.engine, { CONTAINER = local.containers[local.head], BOUNDS = "${coalesce(var.min_nodes, 0)} ${var.node_count}" })
+  }
 }

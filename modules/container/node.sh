@@ -8,6 +8,7 @@
 #                     SECRET VERSIONS RUNNER         file RUNNER, from which the nodes take them
 #   node.sh clear     [NETWORK] [VOLUMES]            remove them
 #   node.sh up        CONTAINER ...                  start the container, made where there is none, and wait for its slots
+#   node.sh bounds    CONTAINER BOUNDS               tell the head CONTAINER the least and the most nodes
 #   node.sh running   CONTAINER                      exit 0 where it runs
 #   node.sh down      CONTAINER                      stop and remove it
 set -eu
@@ -165,6 +166,11 @@ make() {
   set -- create --name "$CONTAINER" --user 0 --restart "${RESTART:-always}" --security-opt no-new-privileges --shm-size 8g \
     --volume "$DELIVERED:/opt/skyinfra/delivered:ro" --tmpfs /etc/skyinfra:mode=0755 --tmpfs /run/skyinfra:mode=0755
   [ -z "$STATE" ] || set -- "$@" --volume "$STATE:/var/lib/skyinfra-head"
+  # The head says there which nodes are to run, and they when they have ended.
+  if [ -n "${GROUP-}" ]; then
+    make_volume "$GROUP"
+    set -- "$@" --volume "$GROUP:/opt/skyinfra/group"
+  fi
   lines=$(mktemp "$folder/XXXXXX")
   printf '%s\n' "$arguments" >"$lines"
   while IFS= read -r line; do
@@ -187,12 +193,12 @@ explain() {
   esac
 }
 
-# Waits, in the container, until the node has its slots. Its last line is 3 where it has failed, 4 where it is not ready
-# in time.
+# Waits, in the container, until the node has its slots, or waits until it is wanted. Its last line is 3 where it has
+# failed, 4 where it is not ready in time.
 waiter='
-import json, sys, time
+import json, os, sys, time
 until = time.monotonic() + float(sys.argv[1])
-while True:
+while not os.path.exists("/run/skyinfra/waits"):
     try:
         with open("/var/lib/skyinfra/status.json") as file:
             found = json.load(file)
@@ -260,6 +266,11 @@ up() {
   wait_for_slots "$(look | cut -d ' ' -f 2)"
 }
 
+bounds() {
+  answers
+  said=$(engine exec --user 0 "$CONTAINER" sh -c 'umask 022 && cd /opt/skyinfra/group && echo "$1" >bounds.new && mv bounds.new bounds' sh "$BOUNDS" 2>&1) || fail "the head $CONTAINER is not told how many nodes there may be: $(last "$said")"
+}
+
 running() {
   case "$(look)" in "running "*) ;; *) exit 1 ;; esac
 }
@@ -272,6 +283,6 @@ down() {
 case "${1-}" in
   find) find_engine ;;
   clear) clear_all ;;
-  forget | prepare | up | running | down) "$1" ;;
-  *) fail "usage: node.sh find|forget|prepare|clear|up|running|down" ;;
+  forget | prepare | up | bounds | running | down) "$1" ;;
+  *) fail "usage: node.sh find|forget|prepare|clear|up|bounds|running|down" ;;
 esac

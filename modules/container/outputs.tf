@@ -9,7 +9,7 @@ output "fleet" {
       port    = local.port
     }
     nodes = [
-      for name in local.names : {
+      for name in local.elastic ? [local.head] : local.names : {
         name           = name
         id             = local.containers[name]
         address        = local.shared ? "127.0.0.1" : local.containers[name]
@@ -19,8 +19,8 @@ output "fleet" {
         head           = name == local.head
       }
     ]
-    group_nodes = 0
-  })
+    group_nodes = coalesce(var.min_nodes, 0)
+  }, local.elastic ? { max_nodes = var.node_count } : {})
 
   # Whoever reads the manifest may use the fleet, so it waits for every node.
   depends_on = [terraform_data.head, terraform_data.worker]

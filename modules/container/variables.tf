@@ -14,10 +14,21 @@ variable "stack" {
 }
 
 variable "node_count" {
-  description = "Number of nodes that carry slots. The head is one of them."
+  description = "Number of nodes that carry slots. The head is one of them; with min_nodes a container besides them, and they are the most."
   type        = number
   default     = 1
   nullable    = false
+}
+
+variable "min_nodes" {
+  description = "The least number of nodes besides the head, where the head starts and ends them as the work asks for it, and node_count is the most; null: their number is fixed, and the head is one of them."
+  type        = number
+  default     = null
+
+  validation {
+    condition     = var.min_nodes == null || try(var.min_nodes >= 0 && floor(var.min_nodes) == var.min_nodes, false)
+    error_message = "min_nodes: a whole number of at least 0."
+  }
 }
 
 variable "user_data_head" {

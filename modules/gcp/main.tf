@@ -2,12 +2,15 @@ locals {
   names = [for index in range(var.node_count) : "${var.name}-${index}"]
 
   # Spot and fallback lists need a group that goes on trying; everything else is plain machines.
-  grouped     = length(var.machine_types) > 1 || coalesce(var.group, var.spot && var.node_count > 1)
-  group_nodes = local.grouped ? var.node_count : 0
-  head        = local.grouped ? "${var.name}-head" : local.names[0]
-  machines    = local.grouped ? [local.head] : local.names
+  grouped = length(var.machine_types) > 1 || coalesce(var.group, var.spot && var.node_count > 1)
+  # Where the head starts the nodes, they are machines that stand ready.
+  elastic     = var.min_nodes != null
+  apart       = local.grouped || local.elastic
+  group_nodes = local.grouped ? var.node_count : coalesce(var.min_nodes, 0)
+  head        = local.apart ? "${var.name}-head" : local.names[0]
+  machines    = concat(local.apart ? [local.head] : [], local.grouped ? [] : local.names)
   role        = local.grouped ? "head" : "nodes"
-  images      = merge({ nodes = var.image }, local.grouped ? { head = coalesce(var.head_image, var.image) } : {})
+  images      = merge({ nodes = var.image }, local.apart ? { head = coalesce(var.head_image, var.image) } : {})
 
   roles = merge(
     {
@@ -20,7 +23,7 @@ locals {
         compact     = var.compact_placement
       }
     },
-    local.grouped ? { head = { type = var.head_machine_type, disk_gb = 50, model = "STANDARD", flex = null, reservation = null, compact = false } } : {},
+    local.apart ? { head = { type = var.head_machine_type, disk_gb = 50, model = "STANDARD", flex = null, reservation = null, compact = false } } : {},
   )
   types = {
     for type in concat(var.machine_types, values(local.roles)[*].type) : type => {
@@ -57,11 +60,13 @@ module "google" {
   head          = local.head
   nodes         = local.machines
   group_nodes   = local.group_nodes
+  elastic       = local.elastic ? { least = coalesce(var.min_nodes, 0), most = var.node_count } : null
   zone          = terraform_data.zone.output
   role          = local.role
   images        = local.images
   user_data_key = "user-data"
   machine       = local.machine
+  head_machine  = local.elastic ? merge(local.of.head, { policies = [], direct = [] }) : null
   pool = {
     name           = var.name, stack = var.stack, node_count = var.node_count, labels = var.labels
     ssh_public_key = var.ssh_public_key, allow_cidrs = var.allow_cidrs

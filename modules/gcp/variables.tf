@@ -20,6 +20,17 @@ variable "node_count" {
   nullable    = false
 }
 
+variable "min_nodes" {
+  description = "The least number of nodes, where the head, a machine besides them, starts and ends them as the work asks for it, and node_count is the most; null: an apply alone changes their number. All of them run once when they are made."
+  type        = number
+  default     = null
+
+  validation {
+    condition     = var.min_nodes == null || try(var.min_nodes >= 0 && floor(var.min_nodes) == var.min_nodes, false)
+    error_message = "min_nodes: a whole number of at least 0."
+  }
+}
+
 variable "user_data_head" {
   description = "User data of the head, not compressed. @SKYINFRA_NODE@ becomes the node's name, @SKYINFRA_HEAD@ the scheduler's HOST:PORT, @SKYINFRA_BUCKET@ the address at which `secret` and `versions.json` stand, @SKYINFRA_RUNNER@ that of the runner, @SKYINFRA_VOLUME@ the id of the volume with the jobs of the head. @SKYINFRA_SECRET@ becomes the fleet secret itself, which then is read by whoever may read the user data."
   type        = string

@@ -13,7 +13,7 @@ locals {
   considered = length(var.zones) > 0 ? var.zones : sort(data.google_compute_zones.up.names)
   # The zones of the group take one of its types each; that of machines has theirs.
   group_zones = [for zone in local.considered : zone if anytrue([for type in var.machine_types : length(data.google_compute_machine_types.offered["${zone}/${local.types[type][0].machine}"].machine_types) > 0])]
-  zones       = [for zone in local.considered : zone if length(data.google_compute_machine_types.offered["${zone}/${local.of[local.role].machine}"].machine_types) > 0]
+  zones       = [for zone in local.considered : zone if alltrue([for role in local.elastic ? ["nodes", "head"] : [local.role] : length(data.google_compute_machine_types.offered["${zone}/${local.of[role].machine}"].machine_types) > 0])]
 }
 
 # The zone of the machines is kept, whatever is offered where from then on.
@@ -31,6 +31,11 @@ resource "terraform_data" "zone" {
     precondition {
       condition     = length([for one in [var.spot, var.flex_start_seconds != null, var.reservation != null] : one if one]) <= 1
       error_message = "spot: a node is a spot machine, or comes by flex_start_seconds, or out of a reservation. Leave the others out."
+    }
+
+    precondition {
+      condition     = !local.elastic || !(local.grouped || var.spot || var.flex_start_seconds != null || var.reservation_bound)
+      error_message = "min_nodes: for machines of one type that stop and start again: no group, no spot machines, no flex_start_seconds, no reservation_bound."
     }
 
     precondition {

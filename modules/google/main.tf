@@ -3,7 +3,7 @@
 
 module "core" {
   source     = "../core"
-  head_apart = var.group_nodes > 0
+  head_apart = var.group_nodes > 0 || var.elastic != null
   pool       = var.pool
   secret     = var.secret
   places     = local.places
@@ -17,13 +17,20 @@ locals {
   prefix = "skyinfra-${var.pool.name}-${local.suffix}"
   labels = merge(var.pool.labels, { skyinfra-stack = lower(substr(var.pool.stack, 0, 63)), skyinfra-pool = var.pool.name })
   tags   = length(var.pool.network_tags) > 0 ? var.pool.network_tags : [local.prefix]
+
+  machines = { for node in var.nodes : node => node == var.head && var.head_machine != null ? var.head_machine : var.machine }
+  role     = { for node in var.nodes : node => node == var.head && var.head_machine != null ? "head" : var.role }
+  # Those that the head starts, by the paths of Compute Engine.
+  ready = var.elastic == null ? {} : { for node in var.nodes : node => "projects/${google_compute_address.head.project}/zones/${var.zone}/instances/${node}-${local.suffix}" if node != var.head }
+  # The account of each machine; the head's may start the others.
+  accounts = { for node in var.nodes : node => var.elastic != null && node == var.head ? [coalesce(var.pool.service_account, one(google_service_account.head[*].email))] : var.pool.service_account[*] }
 }
 
 # Which fleet something is of. It outlives the secret.
 resource "terraform_data" "fleet" {
   lifecycle {
     precondition {
-      condition     = length(var.pool.volumes) == 0 || (var.group_nodes == 0 && var.pool.node_count == 1)
+      condition     = length(var.pool.volumes) == 0 || (var.group_nodes == 0 && var.elastic == null && var.pool.node_count == 1)
       error_message = "volumes: a disk is attached to one node. Take node_count = 1 and one machine type, and no group."
     }
 
@@ -65,13 +72,13 @@ resource "terraform_data" "declared" {
 
   triggers_replace = concat([
     coalesce(var.pool.user_data_revision, sha256(each.key == var.head ? var.pool.user_data_head : var.pool.user_data_worker)),
-    terraform_data.image[var.role].id,
+    terraform_data.image[local.role[each.key]].id,
     var.secret.id,
     google_compute_address.head.address,
     each.key == var.head ? google_compute_disk.head.id : "",
     # It stands in what a node was made from: where the head listens, and where the others look for it.
     var.pool.scheduler_port,
-    jsonencode([var.machine.type, var.machine.model, var.machine.flex, var.machine.reservation, var.machine.compact, var.pool.service_account]),
+    jsonencode([local.machines[each.key].type, local.machines[each.key].model, local.machines[each.key].flex, local.machines[each.key].reservation, local.machines[each.key].compact, var.pool.service_account]),
   ], each.key == var.head ? var.pool.volumes[*].id : [])
 }
 
@@ -79,7 +86,7 @@ resource "terraform_data" "declared" {
 resource "google_compute_disk" "head" {
   name   = "${local.prefix}-jobs"
   zone   = var.zone
-  type   = var.machine.disk
+  type   = local.machines[var.head].disk
   size   = var.pool.head_volume_gb
   labels = local.labels
 
@@ -93,25 +100,27 @@ resource "google_compute_instance" "node" {
   for_each = toset(var.nodes)
 
   name              = "${each.key}-${local.suffix}"
-  machine_type      = var.machine.machine
+  machine_type      = local.machines[each.key].machine
   zone              = var.zone
   labels            = merge(local.labels, { skyinfra-node = each.key })
   tags              = concat(local.tags, each.key == var.head && length(var.pool.network_tags) == 0 ? ["${local.prefix}-head"] : [])
-  resource_policies = var.machine.policies
+  resource_policies = local.machines[each.key].policies
   # Without it Terraform plans nothing for a machine that has stopped.
-  desired_status = var.pool.starts_stopped ? "RUNNING" : null
+  desired_status = var.pool.starts_stopped && !contains(keys(local.ready), each.key) ? "RUNNING" : null
 
   metadata = merge(
     local.delivered,
     { (var.user_data_key) = replace(each.key == var.head ? module.core.user_data_head : module.core.user_data_worker, "@SKYINFRA_NODE@", each.key) },
     each.key == var.head && var.pool.layout != "" ? { skyinfra-layout = var.pool.layout } : {},
+    # A change reaches the head while it runs.
+    each.key == var.head && var.elastic != null ? { skyinfra-group = jsonencode(merge(var.elastic, { machines = local.ready })) } : {},
   )
 
   boot_disk {
     initialize_params {
-      image  = terraform_data.image[var.role].output
-      size   = var.machine.disk_gb
-      type   = var.machine.disk
+      image  = terraform_data.image[local.role[each.key]].output
+      size   = local.machines[each.key].disk_gb
+      type   = local.machines[each.key].disk
       labels = local.labels
     }
   }
@@ -150,7 +159,7 @@ resource "google_compute_instance" "node" {
   }
 
   dynamic "network_interface" {
-    for_each = var.machine.direct
+    for_each = local.machines[each.key].direct
 
     content {
       subnetwork = network_interface.value.subnetwork
@@ -159,7 +168,7 @@ resource "google_compute_instance" "node" {
   }
 
   dynamic "guest_accelerator" {
-    for_each = var.machine.gpus
+    for_each = local.machines[each.key].gpus
 
     content {
       type  = guest_accelerator.value.type
@@ -168,14 +177,14 @@ resource "google_compute_instance" "node" {
   }
 
   scheduling {
-    provisioning_model          = var.machine.model
-    preemptible                 = var.machine.model == "SPOT"
-    automatic_restart           = contains(["STANDARD", "RESERVATION_BOUND"], var.machine.model)
-    on_host_maintenance         = var.machine.stops ? "TERMINATE" : "MIGRATE"
-    instance_termination_action = var.machine.model == "STANDARD" ? null : "DELETE"
+    provisioning_model          = local.machines[each.key].model
+    preemptible                 = local.machines[each.key].model == "SPOT"
+    automatic_restart           = contains(["STANDARD", "RESERVATION_BOUND"], local.machines[each.key].model)
+    on_host_maintenance         = local.machines[each.key].stops ? "TERMINATE" : "MIGRATE"
+    instance_termination_action = local.machines[each.key].model == "STANDARD" ? null : "DELETE"
 
     dynamic "max_run_duration" {
-      for_each = var.machine.flex[*]
+      for_each = local.machines[each.key].flex[*]
 
       content {
         seconds = max_run_duration.value
@@ -184,13 +193,13 @@ resource "google_compute_instance" "node" {
   }
 
   dynamic "reservation_affinity" {
-    for_each = var.machine.flex != null ? ["NO_RESERVATION"] : var.machine.reservation != null ? ["SPECIFIC_RESERVATION"] : []
+    for_each = local.machines[each.key].flex != null ? ["NO_RESERVATION"] : local.machines[each.key].reservation != null ? ["SPECIFIC_RESERVATION"] : []
 
     content {
       type = reservation_affinity.value
 
       dynamic "specific_reservation" {
-        for_each = var.machine.reservation[*]
+        for_each = local.machines[each.key].reservation[*]
 
         content {
           key    = "compute.googleapis.com/reservation-name"
@@ -201,7 +210,7 @@ resource "google_compute_instance" "node" {
   }
 
   dynamic "service_account" {
-    for_each = var.pool.service_account[*]
+    for_each = local.accounts[each.key]
 
     content {
       email  = service_account.value
@@ -209,7 +218,7 @@ resource "google_compute_instance" "node" {
     }
   }
 
-  timeouts { create = var.machine.flex == null ? "20m" : "150m" }
+  timeouts { create = local.machines[each.key].flex == null ? "20m" : "150m" }
 
   lifecycle {
     # The disks that a machine type brings are no part of what is declared; labels of a disk would replace its machine.
@@ -219,4 +228,32 @@ resource "google_compute_instance" "node" {
 
   # Its first boot fetches packages, so the way to them is there before it is.
   depends_on = [google_compute_router_nat.this, google_compute_firewall.this]
+}
+
+# The account of a head that starts machines, and the one permission for that, on each of them.
+resource "google_service_account" "head" {
+  count = var.elastic != null && var.pool.service_account == null ? 1 : 0
+
+  account_id   = "skyinfra-${substr(var.pool.name, 0, 14)}-${local.suffix}"
+  display_name = "Head of ${var.pool.stack}/${var.pool.name}"
+}
+
+resource "google_project_iam_custom_role" "start" {
+  count = var.elastic != null ? 1 : 0
+
+  role_id     = replace("${local.prefix}-start", "-", "_")
+  title       = "Starts nodes of ${var.pool.stack}/${var.pool.name}"
+  permissions = ["compute.instances.start"]
+}
+
+resource "google_compute_instance_iam_member" "start" {
+  for_each = local.ready
+
+  zone          = google_compute_instance.node[each.key].zone
+  instance_name = google_compute_instance.node[each.key].name
+  role          = google_project_iam_custom_role.start[0].id
+  member        = "serviceAccount:${local.accounts[var.head][0]}"
+
+  # The policy goes with the machine.
+  lifecycle { replace_triggered_by = [google_compute_instance.node[each.key].instance_id] }
 }

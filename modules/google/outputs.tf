@@ -8,16 +8,18 @@ output "fleet" {
       port    = var.pool.scheduler_port
     }
     # Other nodes come and go without Terraform; the scheduler knows them.
-    nodes = [for node in var.nodes : {
+    nodes = [for node in var.elastic == null ? var.nodes : [var.head] : {
       name           = node
       id             = google_compute_instance.node[node].instance_id
       address        = google_compute_instance.node[node].network_interface[0].network_ip
       public_address = node == var.head ? one(google_compute_address.public[*].address) : null
       zone           = google_compute_instance.node[node].zone
-      machine_type   = var.machine.type
+      machine_type   = local.machines[node].type
       head           = node == var.head
     }]
     group_nodes = var.group_nodes
+    }, {
+    for name, value in { max_nodes = try(var.elastic.most, null) } : name => value if value != null
     }, {
     # A client that does not reach that address goes through Identity-Aware Proxy.
     for name, via in { via = { kind = "iap", target = google_compute_instance.node[var.head].name, zone = google_compute_instance.node[var.head].zone, project = google_compute_instance.node[var.head].project } } : name => via if length(var.pool.allow_cidrs) == 0

@@ -65,8 +65,14 @@ variable "nodes" {
 }
 
 variable "group_nodes" {
-  description = "How many nodes there are besides."
+  description = "How many nodes there are besides, at least."
   type        = number
+}
+
+variable "elastic" {
+  description = "The least and the most nodes, where the machines besides the head stand ready, stopped, and the head starts them: it gets a service account that may do that alone. Null where an apply alone changes their number."
+  type        = object({ least = number, most = number })
+  default     = null
 }
 
 variable "zone" {
@@ -105,4 +111,23 @@ variable "machine" {
     compact     = optional(bool, false)
     direct      = optional(list(object({ subnetwork = string, nic_type = string })), [])
   })
+}
+
+variable "head_machine" {
+  description = "What the head is, with the image `head`, where it is another machine than the others; null for one of them."
+  type = object({
+    type        = string
+    machine     = string
+    gpus        = optional(list(object({ type = string, count = number })), [])
+    disk        = string
+    disk_gb     = number
+    model       = optional(string, "STANDARD")
+    stops       = optional(bool, false)
+    flex        = optional(number)
+    reservation = optional(string)
+    policies    = optional(list(string), [])
+    compact     = optional(bool, false)
+    direct      = optional(list(object({ subnetwork = string, nic_type = string })), [])
+  })
+  default = null
 }

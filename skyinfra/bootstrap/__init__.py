@@ -51,8 +51,8 @@ def user_data(deployment: Deployment) -> UserData:
         _check_runner(deployment)
     if boot.form == "node.json":
         return UserData(head=deployment.head.dumps(), worker=deployment.worker.dumps())
-    found = [files.files(deployment, config) for config in (deployment.head, deployment.worker)]
-    head, worker = (files.render(each, boot.form) for each in found)
+    configs = (deployment.head, deployment.worker)
+    head, worker = (files.render(files.files(deployment, each), boot.form, config=each) for each in configs)
     for name, text in (("head", head), ("worker", worker)):
         _check_size(name, text, boot)
     return UserData(head, worker, revision(deployment), steps.versions())

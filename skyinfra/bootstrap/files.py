@@ -76,11 +76,14 @@ def files(deployment: Deployment, config: NodeConfig) -> list[NodeFile]:
     ]
 
 
-def render(found: Sequence[NodeFile], form: Form) -> str:
-    """*found* as one text in that form. A container has no systemd: no units, and no step that starts them."""
+def render(found: Sequence[NodeFile], form: Form, *, config: NodeConfig | None = None) -> str:
+    """*found* as one text in that form. A container has no systemd: no units, and no step that starts them.
+
+    config: of the node, where its number follows the work.
+    """
     if form == "container":
         found = [_without_units(file) for file in found if not file.path.startswith(places.UNITS)]
-    values = {"files": found, "boot_unit": _BOOT_UNIT, "places": places}
+    values = {"files": found, "boot_unit": _BOOT_UNIT, "places": places, "config": config}
     return template(_TEMPLATES[form]).render(values)
 
 

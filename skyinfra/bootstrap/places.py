@@ -21,12 +21,16 @@ TOOLS = f"{OPT}/tools"
 BUNDLE = f"{OPT}/ca.pem"
 # Of a container that may delete itself: where, and with which key.
 RENTED = f"{OPT}/rented"
+# In the containers of an elastic pool: what the head wants of them, below it, and which starts have ended.
+GROUP = f"{OPT}/group"
 APT_STAMP = f"{OPT}/packages.json"
 LOG = "/var/log/skyinfra/boot.jsonl"
 # Files that a reboot removes.
 RUN = "/run/skyinfra"
 FAILURE = f"{RUN}/failure.json"
 MARKER = f"{RUN}/booted"
+# Of a container that waits until its head wants it.
+WAITS = f"{RUN}/waits"
 UNITS = "/etc/systemd/system"
 SCRATCH = "/mnt/scratch"
 # The volume with the jobs of the head: its top is root's, what is below is of the runner's user.

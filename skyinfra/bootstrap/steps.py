@@ -132,7 +132,7 @@ def _steps(deployment: Deployment, config: NodeConfig, units: tuple[str, ...]) -
     for file, path in (("secret", places.SECRET), ("versions", places.VERSIONS)):
         fetched = operations.File(f"{BUCKET_PLACEHOLDER}/{path.rpartition('/')[2]}", path)
         yield Step(file, fetched, 5 * _MINUTE, attempts=6)
-    if deployment.selection.separate_head and not config.head and not config.slice_hosts:
+    if deployment.selection.grouped and not config.head and not config.slice_hosts:
         name = operations.NodeName(places.CONFIG, f"{pool}-asg", f"{pool}-", places.INSTANCE_ID)
         yield Step("name of the node", name, 30)
     yield Step("user and folders", operations.User(places.USER, list(_GROUPS), places.FOLDER), _MINUTE)

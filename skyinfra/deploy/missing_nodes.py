@@ -216,7 +216,8 @@ def _is_served(folder: Path) -> bool:
 
 
 def _containers(stack: SynthesizedStack, name: str, manifest: Manifest) -> Iterator[str]:
-    """Those that do not run. Where the engine does not answer, these are all, and their start says so."""
+    """Those that do not run, of an elastic pool those too that wait for work. Where the engine does not answer, these
+    are all, and their start says so."""
     module = stack.modules.get(name)
     if module is None:
         return
@@ -226,15 +227,14 @@ def _containers(stack: SynthesizedStack, name: str, manifest: Manifest) -> Itera
         if (each.module, each.type, each.name) == (name, "terraform_data", "node")
         and isinstance(found := (each.attributes.get("output") or {}).get("value"), dict)
     }
-    for node in manifest.nodes:
-        if node.name not in made:
-            continue
-        variables = _variables(made[node.name])
+    heads = {node.name for node in manifest.nodes if node.head}
+    for node, found in made.items():
+        variables = _variables(found)
         script = stack.folder / str(module["source"]) / "node.sh"
         asked = ["sh", str(script), "running"]
         done = subprocess.run(asked, env={**os.environ, **variables}, stdin=subprocess.DEVNULL, capture_output=True)
         if done.returncode != 0:
-            yield _address(stack.module_of(name), node.name, head=node.head)
+            yield _address(stack.module_of(name), node, head=node in heads)
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,9 @@ def _running(answer: Answer | NodeError) -> Running:
 def check_kind(manifest: Manifest) -> None:
     """Raises `NotSupported` where the nodes of the fleet cannot be upgraded as they are."""
     kind, pool = manifest.provider, manifest.pool
+    if kind == "gcp" and manifest.max_nodes:
+        hint = "Replace the nodes, as docs/upgrading.md says; the jobs go on."
+        raise NotSupported("its machines that have stopped cannot be upgraded", field=manifest.fleet, hint=hint)
     if kind == "local" or _carrying(kind):
         return
     again = f"`skyinfra deploy {manifest.stack} --replace module.{pool}.terraform_data.delivered` makes them anew with "

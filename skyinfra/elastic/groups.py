@@ -1,40 +1,32 @@
-"""Where the nodes come from that a head starts: processes of this machine, or a group of the provider's."""
+"""Where the nodes come from that a head starts: processes of this machine, containers, a group of the provider's."""
 
 from __future__ import annotations
 
 import asyncio
 import fcntl
-import json
 import logging
 import os
 import shutil
 import sys
 import time
-import urllib.error
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import ClassVar, Protocol
 
-from skyinfra.errors import InvalidNodeConfig, NodeFailed, SkyinfraError, StateDirectoryError
-from skyinfra.idle import ending
+from skyinfra.elastic.clouds import AwsGroup, GoogleMachines
+from skyinfra.elastic.containers import ContainerGroup
+from skyinfra.errors import NodeFailed, StateDirectoryError
 from skyinfra.node.detach import VARIABLE
-from skyinfra.node.folder import NodeDirectory, locked, message, newer, replace_file
+from skyinfra.node.folder import NodeDirectory, locked, newer, replace_file
 from skyinfra.protocol.nodeconfig import HEAD_PLACEHOLDER, NODE_PLACEHOLDER
 
 logger = logging.getLogger("skyinfra.runner")
 
 # Of a local fleet: the configuration of a node, which modules/local writes, and removes before it ends the nodes.
 TEMPLATE = "group.json"
-# The tag of a head on AWS: the name of its group, the least and the most nodes.
-TAG = "tags/instance/skyinfra:group"
-# What the head asks of its group, and what became of that.
-_REQUEST, _STATE = "group.request", "group.state"
 _WAIT_S = 300.0
 # A runner holds its folder within that long.
 _START_S = 60.0
-# A watch that starts does nothing that was asked for before that: the fleet is another one since then.
-_OLD_S = 120.0
 # Output of a node that did not start.
 _WORDS = 500
 
@@ -218,142 +210,23 @@ def _quiet(path: Path) -> bool:
         return True
 
 
-@dataclass(frozen=True)
-class Said:
-    """The answer of the watch of a head for its group: the bounds, the last size that was asked for, what failed, and
-    the name of the group."""
+def group_of(
+    provider: str,
+    directory: NodeDirectory,
+    pool: str,
+    scheduler: Callable[[], str | None],
+    nodes: Callable[[], Collection[str]],
+) -> Group:
+    """Returns where the nodes of a *pool* come from. Raises `NodeFailed` for a provider that this runner cannot ask.
 
-    least: int
-    most: int
-    asked: int | None = None
-    problem: str | None = None
-    group: str | None = None
-
-
-class AwsGroup:
-    """The Auto Scaling group of the workers, by way of the watch of the head, which alone has the role's credentials.
-
-    The head leaves a number in a folder of its runner; `GroupWatch` asks for it and says what became of that.
+    scheduler: where it listens. nodes: the names of those that are there.
     """
-
-    boot_s: ClassVar[float] = 240.0
-    patience_s: ClassVar[float] = 900.0
-
-    def __init__(self, directory: NodeDirectory) -> None:
-        self._directory = directory
-        self._reported: str | None = None
-
-    def bounds(self) -> tuple[int, int] | None:
-        """Returns those of the tag; None where nothing was read yet."""
-        said = self._said()
-        return None if said is None else (said.least, said.most)
-
-    def held(self) -> int | None:
-        """Returns None: the group replaces a machine that is lost."""
-        return None
-
-    def problem(self) -> str | None:
-        """Returns what the group answered, once; None where it took the size."""
-        said = self._said()
-        found = said.problem if said is not None else None
-        if found == self._reported:
-            return None
-        self._reported = found
-        return found
-
-    def broken(self) -> list[str]:
-        """Returns nothing: machines that could not be set up tell the head."""
-        return []
-
-    def made_of(self) -> str | None:
-        """Returns the name of the group: the module makes another one for nodes that are made of something else."""
-        said = self._said()
-        return None if said is None else said.group
-
-    def where(self) -> str:
-        """Returns the command that prints the cloud's reasons: the role of a machine may not ask for them."""
-        name = self.made_of()
-        command = f"aws autoscaling describe-scaling-activities --auto-scaling-group-name {name}"
-        return "" if name is None else f"why, says `{command}`"
-
-    def ask(self, size: int) -> None:
-        """Leaves *size* for the watch. Raises `StateDirectoryError`."""
-        self._reported = None
-        # The time makes it another request where the size is the one of before.
-        replace_file(self._directory.said_by("runner") / _REQUEST, f"{size} {time.time():.0f}\n")
-
-    def tend(self) -> None:
-        """Does nothing: the group knows its machines."""
-
-    async def close(self) -> None:
-        """Leaves the group alone."""
-
-    def _said(self) -> Said | None:
-        try:
-            return Said(**json.loads(message(self._directory.said_by("watch") / _STATE)))
-        except (OSError, ValueError, TypeError):
-            return None
-
-
-class GroupWatch:
-    """Asks the group of a head on AWS for what the runner of the head wants. *directory*: of the node."""
-
-    def __init__(self, directory: NodeDirectory) -> None:
-        self._directory = directory
-        self._done: str | None = None
-        self._written: Said | None = None
-        self._problem: str | None = None
-        self._asked: int | None = None
-
-    def check(self, tag: str | None) -> None:
-        """Does what is asked, once. *tag*: of the head, None for one without a group. Raises `StateDirectoryError`."""
-        if tag is None:
-            return
-        name, least, most = _read_tag(tag)
-        try:
-            text = message(self._directory.said_by("runner") / _REQUEST).strip()
-        except (OSError, ValueError):
-            text = ""
-        size, _, at = text.partition(" ")
-        if self._done is None:
-            self._done = text if at.isdigit() and abs(time.time() - int(at[:12])) > _OLD_S else ""
-        if size.isdigit() and text != self._done:
-            # The least is the head's: while machines become no nodes, none is to be started in their place.
-            self._asked = min(int(size[:6]), most)
-            self._problem = _set_size(name, self._asked)
-            self._done = text
-        said = Said(least, most, self._asked, self._problem, name)
-        if said != self._written:
-            self._directory.write(self._directory.said_by("watch") / _STATE, json.dumps(vars(said)) + "\n")
-            self._written = said
-
-
-def _read_tag(text: str) -> tuple[str, int, int]:
-    """Raises `InvalidNodeConfig`."""
-    try:
-        name, least, most = text.strip().rsplit(" ", 2)
-        return name, int(least), int(most)
-    except ValueError:
-        raise InvalidNodeConfig("expected a group, and its least and most nodes", field=TAG, given=text) from None
-
-
-def _set_size(group: str, size: int) -> str | None:
-    """Asks for *size* nodes; returns why that failed, None where it did not."""
-    try:
-        ending.ask_group("SetDesiredCapacity", AutoScalingGroupName=group, DesiredCapacity=str(size))
-    except urllib.error.HTTPError as error:
-        error.close()
-        may = " The role of the head needs autoscaling:SetDesiredCapacity on that group." if error.code == 403 else ""
-        return f"the group {group} does not take the size {size}: {error}.{may}"
-    except (OSError, ValueError, LookupError, SkyinfraError) as error:
-        return f"the group {group} cannot be asked for {size} nodes: {error}"
-    return None
-
-
-def group_of(provider: str, directory: NodeDirectory, pool: str, scheduler: Callable[[], str | None]) -> Group:
-    """Returns where the nodes of a *pool* come from. Raises `NodeFailed` for a provider that this runner cannot ask."""
     if provider == "local":
         return LocalGroup(directory, pool, scheduler)
     if provider == "aws":
         return AwsGroup(directory)
+    if provider == "gcp":
+        return GoogleMachines(directory, nodes)
+    if provider == "container":
+        return ContainerGroup(pool)
     raise NodeFailed(f"this runner starts no nodes of {provider}", field="node.json.max_nodes")

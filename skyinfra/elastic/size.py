@@ -96,7 +96,7 @@ class FleetSize:
         self._slots = coming_slots(config)
         self._each = [_general(resources_of(slot)) for slot in self._slots]
         if self._group is None:
-            self._group = group_of(config.provider, self._directory, config.pool, self._address)
+            self._group = group_of(config.provider, self._directory, config.pool, self._address, self._nodes)
             self._sizing = _read(self._file, self._group)
             self._task = asyncio.create_task(self._run(), name="size")
 

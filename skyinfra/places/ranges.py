@@ -11,21 +11,23 @@ from skyinfra.providers import Request, elastic_providers
 
 
 def scaled(pool: ComputePool, stack: str, nodes: int | None) -> tuple[ComputePool, Range | None]:
-    """Returns *pool* with the number of *nodes*, and the range of it, where that changes with an apply alone.
+    """Returns *pool* with the number of *nodes*, and the range of it, where that changes with an apply alone: where no
+    nodes follow the work, or do so on request and no ``idle_seconds`` asks for it.
 
     Raises `NotSupported` for nodes that are to follow the work there, or a head without nodes, `InvalidField` for a
     number outside of the range.
     """
-    declared = pool.range
-    if declared is None or pool.provider.data.elastic is not None:
+    declared, elastic = pool.range, pool.provider.data.elastic
+    if declared is None or (elastic is not None and (pool.idle_seconds is not None or not elastic.on_request)):
         return pool, None
     if declared.min < 1 or pool.idle_seconds is not None:
         able = [f"sky.{type.__name__}" for type in elastic_providers()]
+        follows = "Declare idle_seconds=600, with which it follows the work. Or declare" if elastic else "Declare"
         raise NotSupported(
             f"the number of nodes of {pool.provider.data.about.called} changes with an apply alone",
             field="nodes" if declared.min < 1 else "idle_seconds",
             given=f"Range({declared.min}, {declared.max})" if declared.min < 1 else pool.idle_seconds,
-            hint=f"Declare nodes=sky.Range({max(1, declared.min)}, {max(2, declared.max)}) without idle_seconds: the "
+            hint=f"{follows} nodes=sky.Range({max(1, declared.min)}, {max(2, declared.max)}) without idle_seconds: the "
             f"head is one of them, and `skyinfra scale {stack}/{pool.name} N` changes their number. Places whose nodes "
             f"follow the work: {', '.join(able)}.",
         )
@@ -43,7 +45,7 @@ def scaled(pool: ComputePool, stack: str, nodes: int | None) -> tuple[ComputePoo
 def check_form(pool: ComputePool, request: Request, scale: Range) -> None:
     """Raises `InvalidField` where another number of nodes would be a machine group: it would make all nodes anew."""
     least, most = (pool.provider.select(replace(request, nodes=nodes)) for nodes in (scale.min, scale.max))
-    if least.separate_head != most.separate_head:
+    if least.grouped != most.grouped:
         called = pool.provider.data.about.called
         raise InvalidField(
             f"one node of {called} is a machine, several are a group, which would make all of them anew",

@@ -75,7 +75,8 @@ class Selection:
     folder of the node configuration. simulated: whether the accelerators are simulated. share: of each accelerator that
     a node has, less than 1 for fractional machines. hosts: how many nodes one machine is, each with a slot: the hosts
     of a TPU slice. head_machine: machine type of the head where it is a machine besides the nodes, without slots;
-    head_price: of that, None where it is not known. env: variables of the workers, for the network between the nodes.
+    head_price: of that, None where it is not known. grouped: whether the nodes are a machine group, which names them.
+    env: variables of the workers, for the network between the nodes.
     """
 
     accelerator: Accelerator | None
@@ -92,6 +93,7 @@ class Selection:
     hosts: int = 1
     head_machine: str | None = None
     head_price: Price | None = None
+    grouped: bool = False
     env: Mapping[str, str] = field(default_factory=dict)
 
     @property

@@ -175,7 +175,8 @@ class CloudProvider(Provider):
         self._check_labels(request)
         selected = self._accelerated(request) if request.accelerators else self._plain(request)
         self.check_selection(selected)
-        head = (self.head_instance_type or self.data.machines["head"]) if self.in_group(request, selected) else None
+        grouped = self.in_group(request, selected)
+        head = (self.head_instance_type or self.data.machines["head"]) if grouped or request.elastic else None
         accelerator, field = selected.accelerator, f"provider.{self.image_field}"
         own = {
             "head_machine_type": head,
@@ -204,6 +205,7 @@ class CloudProvider(Provider):
             share=selected.share,
             head_machine=head,
             head_price=self.data.price(head, self.region) if head else None,
+            grouped=grouped,
             env=selected.fabric.env if selected.fabric else {},
         )
 

@@ -84,6 +84,7 @@ class Container(Provider):
             },
             project_paths={"root": ".skyinfra"},
             price_note="another machine of yours" if (self.host or "").startswith("ssh:") else "this machine",
+            head_machine=_MACHINE if request.elastic else None,
         )
 
     def _given(self, accelerator: Accelerator | None, nodes: int) -> list[str]:

@@ -188,10 +188,12 @@ class Idle(Declaration):
 class Elastic(Declaration):
     """How the number of nodes follows the work, without an apply.
 
-    at_least: the shortest time without a task after which a node ends, longer than a boot takes.
+    at_least: the shortest time without a task after which a node ends, longer than a boot takes. on_request: only where
+    ``idle_seconds`` is declared, and an apply changes it elsewhere.
     """
 
     at_least: Duration
+    on_request: bool = False
     source: str
     date: str
 

@@ -96,6 +96,16 @@ class GCP(CloudProvider):
                 field=asked[1],
                 hint=f"Leave out all but one of {', '.join(asked)}.",
             )
+        own = ("flex_start_hours", "reservation_bound", "group")
+        unfit = {"spot": request.spot, **{f"provider.{name}": getattr(self, name) for name in own}}
+        field = next((name for name, given in unfit.items() if given), None)
+        if request.elastic and field is not None:
+            raise NotSupported(
+                "nodes that follow the work are machines that stop and start again, and these do not",
+                field=field,
+                given=unfit[field],
+                hint="Leave it out. Or leave out idle_seconds: then `skyinfra scale` changes the number of nodes.",
+            )
 
     def check_selection(self, selected: SelectedMachines) -> None:
         """Raises `NotSupported` where a TPU was chosen from a list that does not begin with one, and for machines
@@ -136,7 +146,7 @@ class GCP(CloudProvider):
         }
         field = next((name for name, given in alone.items() if given), None)
         if field and found.separate_head:
-            hint = "Leave out group, all machine types but one, and spot for several nodes."
+            hint = "Leave out group, idle_seconds, all machine types but one, and spot for several nodes."
             why = "for machines of one type, which are no group"
             raise InvalidField(why, field=field, given=alone[field], hint=hint)
         return found

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from skyinfra import desired
 from skyinfra.drain.notices import ec2_metadata, gce_metadata
-from skyinfra.elastic.groups import TAG, GroupWatch
+from skyinfra.elastic.clouds import ATTRIBUTE, TAG, GroupWatch
 from skyinfra.errors import InvalidField, SkyinfraError, StateDirectoryError
 from skyinfra.mig import layout_tag
 from skyinfra.node.folder import NodeDirectory, message, stamp
@@ -23,14 +23,15 @@ from skyinfra.node.node import directory_of, file_sha256
 from skyinfra.protocol.fleet import VERSION, FleetLayout
 from skyinfra.protocol.nodeconfig import NodeConfig
 
-# By provider: how the layout is read, where, and what the instance needs for it.
-_READ: dict[str, tuple[Callable[..., str | None], str, str | None]] = {
+# By provider: how metadata are read, where the layout is, what the instance needs for it, and where its group is.
+_READ: dict[str, tuple[Callable[..., str | None], str, str | None, str]] = {
     "aws": (
         ec2_metadata,
         f"tags/instance/{layout_tag.NAME}",
         "The instance needs http_endpoint and instance_metadata_tags enabled.",
+        TAG,
     ),
-    "gcp": (gce_metadata, f"attributes/{layout_tag.ATTRIBUTE}", None),
+    "gcp": (gce_metadata, f"attributes/{layout_tag.ATTRIBUTE}", None, ATTRIBUTE),
 }
 
 logger = logging.getLogger("skyinfra.runner")
@@ -52,13 +53,13 @@ class Watch:
             known = ", ".join(_READ)
             raise InvalidField(f"only the head of a fleet on {known} has something to watch", field=str(self.path))
         self._provider = config.provider
-        self._group = GroupWatch(directory_of(self.path)) if config.provider == "aws" and config.max_nodes else None
+        self._group = GroupWatch(config.provider, directory_of(self.path)) if config.max_nodes else None
 
     def check(self) -> None:
         """Leaves the text of the tag for the runner. Raises `NodeFailed` where the metadata service does not answer."""
+        read, path, hint, group = _READ[self._provider]
         if self._group is not None:
-            self._group.check(ec2_metadata(TAG, "which group it is of", base=self.endpoint))
-        read, path, hint = _READ[self._provider]
+            self._group.check(read(group, "which nodes there may be", base=self.endpoint))
         text = read(path, "which layout is wanted", base=self.endpoint, hint=hint)
         if text is None or text == self._left:
             return

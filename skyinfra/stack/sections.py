@@ -185,7 +185,7 @@ def _places(deployment: Deployment) -> list[dict[str, Any]]:
             "machine_types": list(each.selection.machine_types),
             "accelerator": str(each.selection.accelerator) if each.selection.accelerator else None,
             "accelerators_per_node": each.selection.count * each.selection.hosts,
-            "grouped": each.selection.separate_head,
+            "grouped": each.selection.grouped,
             "head": each.selection.head_machine,
             "hourly_cost": each.selection.hourly_cost,
             "usd_per_hour": each.usd_per_hour,

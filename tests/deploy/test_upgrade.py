@@ -9,7 +9,7 @@ import pytest
 import skyinfra as sky
 from skyinfra.deploy import upgrade
 from skyinfra.deploy.upgrade import Running, Upgrade, running
-from skyinfra.errors import NodeError, UpgradeFailed
+from skyinfra.errors import NodeError, NotSupported, UpgradeFailed
 from skyinfra.protocol.manifest import Endpoint, Manifest
 
 
@@ -42,6 +42,16 @@ def upgraded(nodes: Nodes) -> Upgrade:
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upgrade, "_POLL_S", 0.0)
+
+
+def test_machines_that_have_stopped_are_refused_before_anything_is_done() -> None:
+    for kind, most, refused in (("gcp", 4, "have stopped"), ("container", 0, "nodes of container"), ("gcp", 0, None)):
+        manifest = Manifest(1, "s", "p", kind, Endpoint("127.0.0.1", 1), (), (), "x" * 40, max_nodes=most)
+        if refused is None:
+            upgrade.check_kind(manifest)
+            continue
+        with pytest.raises(NotSupported, match=refused):
+            upgrade.check_kind(manifest)
 
 
 def test_a_node_on_which_nothing_can_replace_the_runner_ends_it_at_once() -> None:

@@ -13,7 +13,8 @@ from skyinfra.bootstrap import user_data
 from skyinfra.bootstrap.files import written
 from skyinfra.compiler import compile_pool
 from skyinfra.drain.notices import ec2_metadata
-from skyinfra.elastic.groups import TAG, AwsGroup, GroupWatch, LocalGroup
+from skyinfra.elastic.clouds import TAG, AwsGroup, GroupWatch
+from skyinfra.elastic.groups import LocalGroup
 from skyinfra.elastic.sizing import Sizing
 from skyinfra.node.folder import NodeDirectory
 
@@ -169,7 +170,7 @@ def test_a_local_node_that_does_not_start_is_broken_and_another_configuration_is
 def test_the_group_of_aws_is_named_with_where_it_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with instance_of_a_group(monkeypatch, "head") as (service, _):
         service.values[AWS + TAG] = "skyinfra-train-1 0 8"
-        group, watch = AwsGroup(NodeDirectory(tmp_path)), GroupWatch(NodeDirectory(tmp_path))
+        group, watch = AwsGroup(NodeDirectory(tmp_path)), GroupWatch("aws", NodeDirectory(tmp_path))
         assert group.made_of() is None and group.where() == ""
         watch.check(ec2_metadata(TAG, "which group it is of"))
         assert group.made_of() == "skyinfra-train-1"

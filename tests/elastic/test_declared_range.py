@@ -8,6 +8,7 @@ import pytest
 from terraform_projects.synthesized import document_of
 
 import skyinfra as sky
+from skyinfra.bootstrap import user_data
 from skyinfra.compiler import Deployment, compile_pool, compile_pools
 from skyinfra.errors import InvalidField, NotSupported, SkyinfraError
 from skyinfra.places.choices import Choice
@@ -69,11 +70,33 @@ def test_what_is_no_number_of_nodes(nodes: object) -> None:
 
 
 def test_other_places_refuse_and_name_those_that_can() -> None:
-    places = [sky.Container(image="python:3.12"), sky.GCP(project="my-project"), sky.RunPod()]
+    places = [sky.GCP(project="my-project"), sky.RunPod()]
     for provider in places:
         pool = sky.ComputePool(provider=provider, nodes=sky.Range(0, 4))
-        with pytest.raises(NotSupported, match=r"(?s)nodes: .*with an apply alone.*sky\.AWS, sky\.Local\."):
+        with pytest.raises(NotSupported, match=r"(?s)nodes: .*an apply alone.*sky\.AWS, .*, sky\.Local\."):
             compile_pool(pool, "demo")
+
+
+def test_containers_follow_the_work_where_an_idle_time_asks_for_it() -> None:
+    def compiled(nodes: sky.Range, **more: Any) -> Deployment:
+        return compile_pool(
+            sky.ComputePool(name="p", provider=sky.Container(image="python:3.12"), nodes=nodes, **more), "s"
+        )
+
+    with pytest.raises(NotSupported, match="Declare idle_seconds=600, with which it follows"):
+        compiled(sky.Range(0, 4))
+    assert compiled(sky.Range(1, 4)).scale == sky.Range(1, 4)
+    found = compiled(sky.Range(1, 4), idle_seconds=60)
+    inputs = module_inputs(found, "..")
+    assert (inputs["node_count"], inputs["min_nodes"], found.scale) == (4, 1, None)
+    assert found.head.scheduler_only and (found.head.min_nodes, found.head.max_nodes) == (1, 4)
+    assert found.worker.node_idle_seconds == 60
+    # The bounds reach the head while it runs; the idle time stands in what a container was made from.
+    made, other, longer = (
+        user_data(compiled(nodes, idle_seconds=seconds)).revision
+        for nodes, seconds in ((sky.Range(1, 4), 60), (sky.Range(0, 9), 60), (sky.Range(1, 4), 61))
+    )
+    assert made == other != longer
 
 
 def made(nodes: sky.Range, chosen: int | None = None, **more: Any) -> Deployment:
@@ -125,11 +148,17 @@ def test_containers_share_the_gpus_of_the_most_so_that_each_keeps_its_own() -> N
     assert (gpus(1), gpus(2)) == (["0", "1"], ["0", "1", "2", "3"])
     with pytest.raises(InvalidField, match="2 nodes would share the GPUs"):
         made(sky.Range(1, 2), accelerator="H100")
+    # Where the head is a container besides them, it has none.
+    provider = sky.Container(image="python:3.12", gpus=["0", "1", "2", "3"])
+    pool = sky.ComputePool(name="p", provider=provider, accelerator="H100:2", nodes=sky.Range(0, 2), idle_seconds=60)
+    inputs = module_inputs(compile_pool(pool, "s"), "..")
+    assert (inputs["gpus"], inputs["node_count"]) == (["0", "1", "2", "3"], 2)
 
 
 def test_nodes_that_cannot_follow_the_work_have_no_idle_time() -> None:
+    pool = sky.ComputePool(name="p", provider=sky.RunPod(), nodes=sky.Range(1, 4), idle_seconds=600)
     with pytest.raises(NotSupported, match=r"(?s)idle_seconds: .*with an apply alone.*skyinfra scale s/p N"):
-        made(sky.Range(1, 4), idle_seconds=600)
+        compile_pool(pool, "s")
 
 
 def test_a_number_of_the_file_says_nothing_to_a_pool_that_follows_the_work_or_is_fixed() -> None:
@@ -141,7 +170,16 @@ def test_a_number_of_the_file_says_nothing_to_a_pool_that_follows_the_work_or_is
 
 def test_each_place_that_can_has_a_source() -> None:
     able = {kind: found.source for kind in kinds() if (found := read(kind).elastic) is not None}
-    assert set(able) == {"aws", "local"} and all(able.values())
+    assert set(able) == {"aws", "container", "gcp", "local"} and all(able.values())
+
+
+def test_sick_nodes_that_follow_the_work_are_not_replaced() -> None:
+    for provider in (sky.Local(), sky.AWS()):
+        pool = sky.ComputePool(provider=provider, nodes=sky.Range(0, 4), idle_seconds=600, replace_sick=True)
+        with pytest.raises(
+            InvalidField, match="replace_sick: (nodes that follow the work|the nodes of a machine group)"
+        ):
+            compile_pool(pool, "demo")
 
 
 def test_a_budget_holds_the_most() -> None:
@@ -191,7 +229,7 @@ def test_the_price_of_a_node_is_held_to_its_limit_and_the_plan_counts_the_most()
 
 @pytest.mark.parametrize("kind", sorted(kinds()))
 def test_no_place_takes_a_range_in_silence(kind: str) -> None:
-    assert (read(kind).elastic is not None) == (kind in ("aws", "local"))
+    assert (read(kind).elastic is not None) == (kind in ("aws", "container", "gcp", "local"))
 
 
 def test_of_several_places_the_one_that_cannot_is_named() -> None:

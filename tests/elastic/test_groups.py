@@ -13,9 +13,11 @@ from servers.auto_scaling import Groups, instance_of_a_group
 from servers.metadata_service import AWS, MetadataService
 
 from skyinfra.drain.notices import ec2_metadata
-from skyinfra.elastic import groups
-from skyinfra.elastic.groups import TAG, AwsGroup, GroupWatch, LocalGroup, group_of
-from skyinfra.errors import InvalidNodeConfig, NodeFailed
+from skyinfra.elastic import clouds
+from skyinfra.elastic.clouds import TAG, AwsGroup, GroupWatch
+from skyinfra.elastic.containers import ContainerGroup
+from skyinfra.elastic.groups import LocalGroup, group_of
+from skyinfra.errors import InvalidNodeConfig, NodeFailed, StateDirectoryError
 from skyinfra.node.folder import NodeDirectory
 from skyinfra.protocol.nodeconfig import NodeConfig
 from skyinfra.runner.watch import Watch
@@ -29,7 +31,7 @@ class Head:
     def __init__(self, folder: Path, service: MetadataService, groups: Groups) -> None:
         self.folder, self.service, self.groups = folder, service, groups
         directory = NodeDirectory(folder)
-        self.runner, self._watch = AwsGroup(directory), GroupWatch(directory)
+        self.runner, self._watch = AwsGroup(directory), GroupWatch("aws", directory)
         self.tag(f"{GROUP} 0 8")
 
     def tag(self, text: str) -> None:
@@ -102,7 +104,7 @@ def test_a_watch_that_starts_again_does_not_start_the_nodes_of_this_morning(
     assert head.sizes == [8]
     # All of them have ended since then.
     later = time.time() + 3600
-    monkeypatch.setattr(groups.time, "time", lambda: later)
+    monkeypatch.setattr(clouds.time, "time", lambda: later)
     again = Head(tmp_path, head.service, head.groups)
     again.watch()
     again.watch()
@@ -181,4 +183,96 @@ def test_what_an_ended_node_has_left_is_removed_and_nothing_else(tmp_path: Path)
 
 def test_other_places_are_refused(tmp_path: Path) -> None:
     with pytest.raises(NodeFailed, match="starts no nodes of azure"):
-        group_of("azure", NodeDirectory(tmp_path), "p", lambda: None)
+        group_of("azure", NodeDirectory(tmp_path), "p", lambda: None, list)
+
+
+class Containers:
+    """What the containers p-1 to p-4 share, and what those do that are set up."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "wanted").mkdir()
+        self.write("bounds", "0 4")
+        self.group = ContainerGroup("p", folder)
+
+    def write(self, name: str, text: str) -> None:
+        (self.folder / name).write_text(text)
+
+    def end(self, name: str) -> None:
+        """The start of a node ends that is wanted."""
+        self.write(name, (self.folder / "wanted" / name).read_text())
+
+    def running(self) -> list[str]:
+        starts = {path.name: int(path.read_text()) for path in (self.folder / "wanted").iterdir()}
+        return sorted(name for name, wanted in starts.items() if wanted > int((self.folder / name).read_text()))
+
+
+@pytest.fixture
+def containers(tmp_path: Path) -> Containers:
+    found = Containers(tmp_path)
+    for number in (1, 2, 3, 10):
+        found.write(f"p-{number}", "0")
+    return found
+
+
+def test_containers_start_that_are_set_up_and_each_once(containers: Containers) -> None:
+    group = containers.group
+    assert (group.bounds(), group.held()) == ((0, 4), 0)
+    group.ask(2)
+    group.ask(2)
+    assert containers.running() == ["p-1", "p-2"] and group.held() == 2
+    # There may be four, of which three are set up; what is left of a tenth is none.
+    group.ask(4)
+    assert containers.running() == ["p-1", "p-2", "p-3"] and group.held() == 3
+    containers.write("p-4", "0")
+    group.ask(4)
+    assert group.held() == 4
+
+
+def test_a_container_whose_node_has_ended_starts_again_when_it_is_wanted(containers: Containers) -> None:
+    group = containers.group
+    group.ask(3)
+    containers.end("p-2")
+    assert group.held() == 2
+    # Fewer are no order to end: nodes end themselves.
+    group.ask(1)
+    assert containers.running() == ["p-1", "p-3"]
+    group.ask(3)
+    assert containers.running() == ["p-1", "p-2", "p-3"]
+    assert (containers.folder / "wanted/p-2").read_text() == "2\n"
+    # Another head finds what this one has asked for.
+    assert ContainerGroup("p", containers.folder).held() == 3
+
+
+def test_another_range_reaches_the_group_while_it_runs(containers: Containers) -> None:
+    containers.group.ask(3)
+    containers.write("bounds", "1 2")
+    assert containers.group.bounds() == (1, 2) and containers.group.held() == 2
+    containers.write("bounds", "1 12")
+    containers.group.ask(4)
+    assert containers.running() == ["p-1", "p-10", "p-2", "p-3"]
+
+
+@pytest.mark.parametrize("text", ["", "many", "1", "1 2 3", "-"])
+def test_bounds_that_are_none_leave_those_of_the_head(containers: Containers, text: str) -> None:
+    containers.write("bounds", text)
+    assert containers.group.bounds() is None
+    containers.group.ask(4)
+    assert containers.group.held() == 4
+
+
+def test_what_a_task_puts_there_is_no_number(containers: Containers) -> None:
+    wanted = containers.folder / "wanted"
+    os.mkfifo(wanted / "p-1")
+    (containers.folder / "elsewhere").write_text("7")
+    (wanted / "p-2").symlink_to(containers.folder / "elsewhere")
+    (wanted / "p-3").write_text("-7")
+    assert containers.group.held() == 0
+    containers.group.ask(3)
+    assert containers.group.held() == 3 and (containers.folder / "elsewhere").read_text() == "7"
+
+
+def test_a_head_without_the_folder_says_so(tmp_path: Path) -> None:
+    (tmp_path / "p-1").write_text("0")
+    with pytest.raises(StateDirectoryError, match="wanted"):
+        ContainerGroup("p", tmp_path).ask(1)

@@ -7,13 +7,15 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from booted_nodes.podman import NO_PYTHON, NODE, PREPARED, WHEELS, Engine
 from support import ROOT, module_source
-from terraform_projects.commands import left, processes, skyinfra, until
+from terraform_projects.commands import left, processes, skyinfra, status, until
 
 import skyinfra as sky
 from skyinfra.bootstrap import runner_wheel
@@ -349,3 +351,50 @@ def test_another_number_of_containers_is_an_apply_and_every_plan_is_empty(tmp_pa
     finally:
         skyinfra(here, "destroy", "--auto-approve")
     assert not (here / "skyinfra.places.json").exists()
+
+
+@pytest.mark.slow
+def test_the_number_of_nodes_follows_the_work_and_every_plan_is_empty(tmp_path: Path, clean: Engine) -> None:
+    here = declare(tmp_path, nodes="sky.Range(0, 3)", pool="idle_seconds=5,")
+    deploy(here)
+    try:
+        existing = made(clean)
+        assert set(existing) == {"0", "1", "2", "3"} and size(here)["nodes"] == 0 and deploy(here) == set()
+        manifest = Project.find(here).stack("here").fleet("cpu")
+        prefix = manifest.nodes[0].id.removesuffix("-0")
+        with open_pool(manifest) as pool:
+            calls = [pool.submit(waits, 2.0) for _ in range(60)]
+            until(lambda: size(here)["nodes"] == 3, seconds=120)
+            assert "no changes" in skyinfra(here, "plan").stdout
+            # A runner that is killed is the same start.
+            kill = "import os; os.kill(int(open('/var/lib/skyinfra/runner.pid').read()), 9)"
+            clean.run("exec", f"{prefix}-2", "python3", "-c", kill)
+            assert {call.result(timeout=300) for call in calls} == {"cpu-1", "cpu-2", "cpu-3"}
+            until(lambda: size(here)["nodes"] == 0, seconds=120)
+            assert made(clean) == existing and "no changes" in skyinfra(here, "plan").stdout
+            # Another range reaches the head while it runs, and the last containers are made or go.
+            declare(tmp_path, nodes="sky.Range(1, 2)", pool="idle_seconds=5,")
+            assert deploy(here) == {"± cpu bounds[0]", "- cpu node cpu-3", "- cpu worker cpu-3"}
+            del existing["3"]
+            until(lambda: size(here)["nodes"] == 1, seconds=120)
+            assert made(clean) == existing and size(here)["why"] == "1 is the least"
+            # A host that starts again, and its containers with it: the node that there was comes back by itself.
+            clean.run("restart", "-t", "5", f"{prefix}-1", f"{prefix}-2")
+            until(lambda: size(here)["nodes"] == 1, seconds=120)
+            assert pool.submit(waits, 0.0).result(timeout=120) in ("cpu-1", "cpu-2")
+        # One that is removed while it waits is none that the manifest names.
+        clean.run("rm", "-f", "-v", f"{prefix}-2")
+        assert deploy(here) == {"~ cpu worker cpu-2"} and set(made(clean)) == {"0", "1", "2"}
+    finally:
+        skyinfra(here, "destroy", "--auto-approve")
+    assert not left(here)
+
+
+def waits(seconds: float) -> str:
+    time.sleep(seconds)
+    return sky.instance_info().node
+
+
+def size(here: Path) -> dict[str, Any]:
+    found: dict[str, Any] = status(here, "here")["pools"][0]["size"]
+    return found

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cloud_modules.cases import GCP, gcp_answers
+from cloud_modules.cases import GCP, gcp_answers, of_project
 from mock_provider.bed import Bed, served
 from support import ROOT, first_fast
 
@@ -132,6 +132,45 @@ def test_machines_that_have_stopped_are_started_again_where_that_is_declared(
     bed.apply()
     assert bed.world.existing(INSTANCE)[file]["desired_status"] == "RUNNING"
     assert bed.changes() == {}
+
+
+def test_machines_that_stand_ready_and_a_head_that_may_start_them(bed: Bed) -> None:
+    given = {"node_count": 3, "min_nodes": 1, "starts_stopped": True}
+    of_project(bed.world, "p")
+    declare(bed, **given)
+    bed.apply()
+    assert bed.changes() == {}
+    fleet, made = bed.output("fleet"), instances(bed)
+    assert [node["name"] for node in fleet["nodes"]] == ["train-head"]
+    assert (fleet["group_nodes"], fleet["max_nodes"], fleet["nodes"][0]["machine_type"]) == (1, 3, "e2-standard-2")
+    nodes = [f"train-{number}" for number in range(3)]
+    assert sorted(made) == [*nodes, "train-head"]
+    assert {made[node]["machine_type"] for node in nodes} == {"a2-highgpu-1g"}
+    # The head starts them: no plan does. Another least or most reaches it while it runs.
+    assert {made[node]["desired_status"] for node in nodes} == {None}
+    head = made["train-head"]
+    assert head["desired_status"] == "RUNNING" and head["service_account"][0]["email"]
+    group = json.loads(head["metadata"]["skyinfra-group"])
+    assert (group["least"], group["most"]) == (1, 3)
+    zone = "projects/p/zones/us-central1-a/instances/"
+    assert group["machines"] == {node: f"{zone}{made[node]['name']}" for node in nodes}
+    assert all("skyinfra-group" not in made[node]["metadata"] and not made[node]["service_account"] for node in nodes)
+    [role] = bed.world.asked("google_project_iam_custom_role")
+    assert role["permissions"] == ["compute.instances.start"]
+    allowed = bed.world.asked("google_compute_instance_iam_member")
+    assert {each["instance_name"] for each in allowed} == {made[node]["name"] for node in nodes}
+    assert {each["member"] for each in allowed} == {f"serviceAccount:{head['service_account'][0]['email']}"}
+    node = f"{GOOGLE}{INSTANCE}.node"
+    assert declare(bed, **{**given, "min_nodes": 0}) == {f'{node}["train-head"]': "update"}
+    start = f"{GOOGLE}google_compute_instance_iam_member.start"
+    gone = (node, start, f"{GOOGLE}terraform_data.declared")
+    fewer = {f'{node}["train-head"]': "update", **{f'{each}["train-2"]': "delete" for each in gone}}
+    assert declare(bed, **{**given, "node_count": 2}) == fewer
+    # A machine that is made anew has no policy yet.
+    changes = bed.changes(f'-replace=module.train.{node}["train-1"]')
+    assert changes[f'module.train.{start}["train-1"]'] == "replace"
+    own = declare(bed, **given, service_account="mine@p.iam.gserviceaccount.com")
+    assert own[f"{GOOGLE}google_service_account.head[0]"] == "delete"
 
 
 def test_a_group_for_spot_and_for_several_types(bed: Bed, runner: Path) -> None:
@@ -341,6 +380,9 @@ def test_what_replaces_a_node(bed: Bed) -> None:
             ("gpudirect: for machines of a3-ultragpu-8g", {"gpudirect": True}),
             ("gpudirect: for machines of", {"gpudirect": True, "machine_types": ["a4-highgpu-8g"], "group": True}),
             ("flex_start_seconds: 600", {"flex_start_seconds": 60}),
+            ("min_nodes: for machines of one type that stop and start", {"min_nodes": 0, "spot": True}),
+            ("min_nodes: for machines of one type that stop and start", {"min_nodes": 0, "group": True}),
+            ("min_nodes: a whole number", {"min_nodes": -1}),
             ("machine_types: at least one machine type such as", {"machine_types": ["p5.48xlarge"]}),
             ("image: projects/PROJECT/global/images", {"image": "ami-1"}),
             ("allow_cidrs: the first address of an IPv4 network", {"allow_cidrs": ["fd00::/8"]}),
