@@ -233,11 +233,12 @@ class Sizing:
             self._lack = found, now
         lasts = span(now - self._lack[1])
         again = f"the next try is in {span(self._retry - now)}" if self._retry > now else "they are asked for again now"
-        missing = f"{self.size - self._there} of {counted(self.size, 'node')}"
+        count = self.size - self._there
+        missing = f"{count} of {counted(self.size, 'node')} {'has' if count == 1 else 'have'}"
         return found, {
             "": "",
             "most": f"all {counted(most, 'node')} that there may be have been there and had tasks for {lasts}",
-            "starting": f"{missing} have been starting for {lasts}; one takes {span(self.boot_s)} as a rule",
+            "starting": f"{missing} been starting for {lasts}; one takes {span(self.boot_s)} as a rule",
             "refused": f"no more nodes have come for {lasts}: {self._cause}; {again}",
             "stopped": f"no more nodes have been started for {lasts}: {self._cause}; {again}, and at once after "
             "`skyinfra keep` or a deploy that changes what nodes are made of",

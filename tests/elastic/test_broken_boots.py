@@ -145,6 +145,8 @@ def test_what_is_said_to_who_waits() -> None:
         "8 of 8 nodes have been starting for 0s; one takes 4m as a rule",
     )
     assert "starting for 2m 5s;" in tries.sizing.lack(True, 8, tries.now + 125)[1]
+    alone = Sizing(900.0, 240.0, size=1)
+    assert alone.lack(True, 8, 0.0)[1] == "1 of 1 node has been starting for 0s; one takes 4m as a rule"
     tries.sizing.refused("the group says no", tries.now)
     # https://github.com/dstackai/dstack/issues/3108: an error, while it is tried again in the background.
     assert tries.sizing.lack(True, 8, tries.now + 20) == (
