@@ -160,6 +160,12 @@ def test_machines_that_stand_ready_and_a_head_that_may_start_them(bed: Bed) -> N
     allowed = bed.world.asked("google_compute_instance_iam_member")
     assert {each["instance_name"] for each in allowed} == {made[node]["name"] for node in nodes}
     assert {each["member"] for each in allowed} == {f"serviceAccount:{head['service_account'][0]['email']}"}
+    # One that has stopped changes no plan.
+    file, machine = next(
+        found for found in bed.world.existing(INSTANCE).items() if found[1]["name"] == made[nodes[1]]["name"]
+    )
+    (bed.world.folder / file).write_text(json.dumps({**machine, "current_status": "TERMINATED"}))
+    assert bed.changes() == {}
     node = f"{GOOGLE}{INSTANCE}.node"
     assert declare(bed, **{**given, "min_nodes": 0}) == {f'{node}["train-head"]': "update"}
     start = f"{GOOGLE}google_compute_instance_iam_member.start"
