@@ -175,7 +175,12 @@ class NodeDirectory:
         self._lock_id: tuple[int, int] | None = None
 
     def write(self, file: Path, text: str) -> None:
-        """Replaces *file* (in this directory) with *text*; readers see the old or the new text, never a part."""
+        """Replaces *file* (in this directory) with *text*; readers see the old or the new text, never a part.
+
+        What was made in the place of a directory that this process held belongs to another one.
+        """
+        if self.lost:
+            raise StateDirectoryError("was removed", field=str(self.path))
         replace_file(file, text)
 
     def said_by(self, service: str) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -105,3 +106,16 @@ def test_status_imports_nothing_heavy(make_node: Callable[..., RunningNode]) -> 
         "assert not {'distributed', 'pynvml', 'cryptography'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program, str(node.file)], check=True, capture_output=True)
+
+
+def test_nothing_is_written_into_what_was_made_in_the_place_of_a_removed_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "node"
+    folder.mkdir()
+    directory = NodeDirectory(folder)
+    with directory.held():
+        directory.write(directory.figures_file, "{}")
+        shutil.rmtree(folder)
+        folder.mkdir()
+        with pytest.raises(StateDirectoryError, match="was removed"):
+            directory.write(directory.figures_file, "{}")
+        assert list(folder.iterdir()) == []
