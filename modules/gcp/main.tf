@@ -62,11 +62,9 @@ module "google" {
   group_nodes   = local.group_nodes
   elastic       = local.elastic ? { least = coalesce(var.min_nodes, 0), most = var.node_count } : null
   zone          = terraform_data.zone.output
-  role          = local.role
   images        = local.images
   user_data_key = "user-data"
-  machine       = local.machine
-  head_machine  = local.elastic ? merge(local.of.head, { policies = [], direct = [] }) : null
+  machines      = merge({ (local.role) = local.machine }, { for role in local.elastic ? ["head"] : [] : role => merge(local.of[role], { policies = [], direct = [] }) })
   pool = {
     name           = var.name, stack = var.stack, node_count = var.node_count, labels = var.labels
     ssh_public_key = var.ssh_public_key, allow_cidrs = var.allow_cidrs

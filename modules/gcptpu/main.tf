@@ -18,10 +18,9 @@ module "google" {
   nodes         = [local.head]
   group_nodes   = var.node_count * var.hosts
   zone          = terraform_data.zone.output
-  role          = "head"
   images        = { head = var.head_image }
   user_data_key = "startup-script"
-  machine       = { type = var.head_machine_type, machine = var.head_machine_type, disk = "pd-balanced", disk_gb = 50 }
+  machines      = { head = { type = var.head_machine_type, machine = var.head_machine_type, disk = "pd-balanced", disk_gb = 50 } }
   pool = {
     name           = var.name, stack = var.stack, node_count = var.node_count, labels = var.labels
     ssh_public_key = var.ssh_public_key, allow_cidrs = var.allow_cidrs

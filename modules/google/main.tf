@@ -18,8 +18,8 @@ locals {
   labels = merge(var.pool.labels, { skyinfra-stack = lower(substr(var.pool.stack, 0, 63)), skyinfra-pool = var.pool.name })
   tags   = length(var.pool.network_tags) > 0 ? var.pool.network_tags : [local.prefix]
 
-  machines = { for node in var.nodes : node => node == var.head && var.head_machine != null ? var.head_machine : var.machine }
-  role     = { for node in var.nodes : node => node == var.head && var.head_machine != null ? "head" : var.role }
+  role     = { for node in var.nodes : node => node == var.head && contains(keys(var.machines), "head") ? "head" : "nodes" }
+  machines = { for node, role in local.role : node => var.machines[role] }
   # Those that the head starts, by the paths of Compute Engine.
   ready = var.elastic == null ? {} : { for node in var.nodes : node => "projects/${google_compute_address.head.project}/zones/${var.zone}/instances/${node}-${local.suffix}" if node != var.head }
   # The account of each machine; the head's may start the others.

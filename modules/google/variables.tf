@@ -80,11 +80,6 @@ variable "zone" {
   type        = string
 }
 
-variable "role" {
-  description = "Which one of `images` the machines have."
-  type        = string
-}
-
 variable "images" {
   description = "By role: an image, or a family of which the newest one is taken and kept."
   type        = map(string)
@@ -95,9 +90,9 @@ variable "user_data_key" {
   type        = string
 }
 
-variable "machine" {
-  description = "What each of these machines is. type, machine, gpus: as it is declared; the name of Google Cloud, and the GPUs that are added. disk, disk_gb: kind and size of the boot disk. model, stops: provisioning model; whether maintenance of its host stops it. flex, reservation: seconds to run with FLEX_START; the reservation to stand in; null for none. policies, compact: placement policies, and whether there are any. direct: interfaces besides the first."
-  type = object({
+variable "machines" {
+  description = "By role, what a machine is: `head`, where the head is another one than the nodes or the only one that stands here, and `nodes`. type, machine, gpus: as it is declared; the name of Google Cloud, and the GPUs that are added. disk, disk_gb: kind and size of the boot disk. model, stops: provisioning model; whether maintenance of its host stops it. flex, reservation: seconds to run with FLEX_START; the reservation to stand in; null for none. policies, compact: placement policies, and whether there are any. direct: interfaces besides the first."
+  type = map(object({
     type        = string
     machine     = string
     gpus        = optional(list(object({ type = string, count = number })), [])
@@ -110,24 +105,5 @@ variable "machine" {
     policies    = optional(list(string), [])
     compact     = optional(bool, false)
     direct      = optional(list(object({ subnetwork = string, nic_type = string })), [])
-  })
-}
-
-variable "head_machine" {
-  description = "What the head is, with the image `head`, where it is another machine than the others; null for one of them."
-  type = object({
-    type        = string
-    machine     = string
-    gpus        = optional(list(object({ type = string, count = number })), [])
-    disk        = string
-    disk_gb     = number
-    model       = optional(string, "STANDARD")
-    stops       = optional(bool, false)
-    flex        = optional(number)
-    reservation = optional(string)
-    policies    = optional(list(string), [])
-    compact     = optional(bool, false)
-    direct      = optional(list(object({ subnetwork = string, nic_type = string })), [])
-  })
-  default = null
+  }))
 }

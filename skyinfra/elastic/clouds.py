@@ -47,23 +47,20 @@ class Said:
     names: list[str] = field(default_factory=list)
 
 
-class AwsGroup:
-    """The Auto Scaling group of the workers. *directory*: of the head."""
-
-    boot_s: ClassVar[float] = 240.0
-    patience_s: ClassVar[float] = 900.0
+class _CloudGroup:
+    """The exchange of a runner with its watch: what it asks for, what became of that. *directory*: of the head."""
 
     def __init__(self, directory: NodeDirectory) -> None:
         self._directory = directory
         self._reported: str | None = None
 
     def bounds(self) -> tuple[int, int] | None:
-        """Returns those of the tag; None where nothing was read yet."""
+        """Returns those that the head was given; None where nothing was read yet."""
         said = self._said()
         return None if said is None else (said.least, said.most)
 
     def held(self) -> int | None:
-        """Returns None: the group replaces a machine that is lost."""
+        """Returns None: the place knows which machines there are."""
         return None
 
     def problem(self) -> str | None:
@@ -80,22 +77,12 @@ class AwsGroup:
         return []
 
     def made_of(self) -> str | None:
-        """Returns the name of the group: the module makes another one for nodes that are made of something else."""
+        """Returns the name of the group, or of its machines: nodes that are made of something else have another one."""
         said = self._said()
         return None if said is None else said.group
 
-    def where(self) -> str:
-        """Returns the command that prints the cloud's reasons: the role of a machine may not ask for them."""
-        name = self.made_of()
-        command = f"aws autoscaling describe-scaling-activities --auto-scaling-group-name {name}"
-        return "" if name is None else f"why, says `{command}`"
-
-    def ask(self, size: int) -> None:
-        """Leaves *size* for the watch. Raises `StateDirectoryError`."""
-        self._leave(str(size))
-
     def tend(self) -> None:
-        """Does nothing: the group knows its machines."""
+        """Does nothing: the place knows its machines."""
 
     async def close(self) -> None:
         """Leaves the group alone."""
@@ -112,7 +99,24 @@ class AwsGroup:
             return None
 
 
-class GoogleMachines(AwsGroup):
+class AwsGroup(_CloudGroup):
+    """The Auto Scaling group of the workers, which replaces a machine that is lost."""
+
+    boot_s: ClassVar[float] = 240.0
+    patience_s: ClassVar[float] = 900.0
+
+    def where(self) -> str:
+        """Returns the command that prints the cloud's reasons: the role of a machine may not ask for them."""
+        name = self.made_of()
+        command = f"aws autoscaling describe-scaling-activities --auto-scaling-group-name {name}"
+        return "" if name is None else f"why, says `{command}`"
+
+    def ask(self, size: int) -> None:
+        """Leaves *size* for the watch. Raises `StateDirectoryError`."""
+        self._leave(str(size))
+
+
+class GoogleMachines(_CloudGroup):
     """Machines of Google Cloud that stand ready, stopped but for those that are nodes. *nodes*: the names of these.
 
     Terraform makes as many as there may be; a node that ends stops its machine, and its disk stays.
