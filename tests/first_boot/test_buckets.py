@@ -245,8 +245,8 @@ def test_a_mount_whose_program_is_ended_comes_back_with_what_was_not_uploaded(
     eventually(lambda: '"Size": 3' in noted.read_text())
     node.kill(number)
     if number == 9:
-        # github.com/rclone/rclone/issues/2982
-        with pytest.raises(OSError, match="endpoint is not connected"):
+        # github.com/rclone/rclone/issues/2982; the kernel says the other of a request that was on its way.
+        with pytest.raises(OSError, match=r"endpoint is not connected|caused connection abort"):
             list(node.mount.iterdir())
     # Nothing uploads the copy before the unit runs again: one that waits for it first never does.
     assert not bucket.done()
