@@ -8,6 +8,8 @@ import sys
 import warnings
 from typing import Any
 
+from skyinfra.errors.signals import is_first
+
 
 def main() -> None:
     """The console script. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted, 143 terminated."""
@@ -48,7 +50,8 @@ def main() -> None:
 
 
 def _leave(number: int, _frame: object) -> None:
-    raise SystemExit(128 + number)
+    if is_first():
+        raise SystemExit(128 + number)
 
 
 def _misused(error: Any) -> None:

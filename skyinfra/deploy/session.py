@@ -21,6 +21,7 @@ from skyinfra.deploy.kept import keep_before
 from skyinfra.deploy.reporting import Line
 from skyinfra.deploy.spending import described, since, spent
 from skyinfra.errors import FleetError, NotSupported, ProjectError, SkyinfraError, TerraformError, counted
+from skyinfra.errors.signals import is_first
 from skyinfra.terraform import blocks
 from skyinfra.terraform.backends import LocalState
 from skyinfra.terraform.blocks import Opened, folder_of
@@ -203,7 +204,8 @@ class Session:
         """SIGTERM leaves the block as an exception, so that the fleet is destroyed; a program's own handler stays."""
 
         def leave(number: int, _frame: object) -> None:
-            raise SystemExit(128 + number)
+            if is_first():
+                raise SystemExit(128 + number)
 
         if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             self._previous_handler = signal.signal(signal.SIGTERM, leave)

@@ -6,13 +6,9 @@ import builtins
 import os
 import signal
 import threading
-import time
 
+from skyinfra.errors.signals import is_first
 from skyinfra.protocol.instance import VARIABLE
-
-# `timeout` sends the signal twice, to the program and to its group; a batch system repeats it.
-_ONCE_S = 5.0
-_last = float("-inf")
 
 
 class Terminated(KeyboardInterrupt, SystemExit):
@@ -36,10 +32,7 @@ def leave_on_sigterm() -> None:
 
 
 def _leave(_number: int, _frame: object) -> None:
-    global _last
-    now = time.monotonic()
-    if now - _last > _ONCE_S:
-        _last = now
+    if is_first():
         raise Terminated
 
 

@@ -241,7 +241,13 @@ def _orderly_end() -> Iterator[None]:
         yield
         return
     numbers = (signal.SIGTERM, signal.SIGHUP)
-    before = [signal.signal(number, lambda number, _: sys.exit(128 + number)) for number in numbers]
+
+    def end(number: int, _frame: object) -> None:
+        for each in numbers:  # one that is repeated, or follows the other, does not end that
+            signal.signal(each, signal.SIG_IGN)
+        sys.exit(128 + number)
+
+    before = [signal.signal(number, end) for number in numbers]
     try:
         yield
     finally:

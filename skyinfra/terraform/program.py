@@ -25,6 +25,7 @@ from python_terraform import IsFlagged
 
 from skyinfra.errors import DeployInterrupted, TerraformFailed, TerraformNotFound
 from skyinfra.errors.printable import printable
+from skyinfra.errors.signals import is_first
 from skyinfra.terraform.cloud_errors import explain
 from skyinfra.terraform.state import keep_private, not_saved
 from skyinfra.terraform.text import (
@@ -305,7 +306,8 @@ def _after_interruption(remote: str | None) -> str:
 def _process(
     words: Sequence[str], folder: Path, complaints: IO[str]
 ) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
-    """Terraform in a session of its own; the first interruption is handed on to it once, a second one too.
+    """Terraform in a session of its own; the first interruption is handed on to it once, a second one too. A SIGTERM
+    that repeats another is none: Terraform leaves at the second one, whether it has saved its state or not.
 
     What it writes to stderr goes to *complaints*: warnings about its own set-up, and errors where it speaks no JSON.
     """
@@ -316,6 +318,8 @@ def _process(
     process: subprocess.Popen[str] | None = None
 
     def hand_on(number: int, _frame: object) -> None:
+        if number == signal.SIGTERM and not is_first():
+            return
         interrupted.append(number)
         if process is not None:
             process.send_signal(signal.SIGINT)

@@ -10,10 +10,12 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 from support import python_path
 
@@ -56,6 +58,12 @@ async def main():
         await (hold(sys.argv[1]) >> pool)
 
 asyncio.run(main())
+"""
+HELD = """
+import os, sys, time
+
+open(os.path.join(sys.argv[1], str(os.getpid())), "w").close()
+time.sleep(300)
 """
 OWN = """
 signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
@@ -115,14 +123,36 @@ def client(fleet, tmp_path: Path) -> Iterator[object]:
 def test_sigterm_ends_a_program_and_its_tasks(client, wait_until, text: str) -> None:
     program = client(text)
     wait_until(lambda: len(program.running()) == (4 if text is BLOCK else 1))
-    os.killpg(program.process.pid, signal.SIGTERM)
-    program.process.send_signal(signal.SIGTERM)
-    assert program.process.wait(60) == 128 + signal.SIGTERM
+    # At each moment of its end, also of Python's own.
+    while program.process.poll() is None:
+        program.process.send_signal(signal.SIGTERM)
+        time.sleep(0.005)
+    assert program.process.returncode == 128 + signal.SIGTERM
     assert "Traceback" not in program.process.stderr.read()
     if text is PLAIN:  # nothing closes the pool
         wait_until(lambda: not program.running(), timeout=30)
     assert program.running() == []
     assert program.ended()
+
+
+def test_sigterm_ends_a_command_and_what_it_has_begun(fleet, tmp_path: Path, wait_until) -> None:
+    """`timeout 60 skyinfra run` sends it twice: the second one left the script on its slot."""
+    (tmp_path / "held").mkdir()
+    (tmp_path / "fleet.json").write_text(json.dumps(fleet.manifest.to_json()))
+    (tmp_path / "fleet.json").chmod(0o600)
+    (tmp_path / "hold.py").write_text(HELD)
+    command = [sys.executable, "-m", "skyinfra.cli", "run", "--alone", "fleet.json", "hold.py", str(tmp_path / "held")]
+    environment = {**os.environ, "PYTHONPATH": python_path()}
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
+    wait_until(lambda: list((tmp_path / "held").iterdir()), timeout=60)
+    while process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.005)
+    assert process.stderr is not None and "Traceback" not in process.stderr.read()
+    process.stderr.close()
+    assert process.returncode == 128 + signal.SIGTERM
+    [held] = (tmp_path / "held").iterdir()
+    wait_until(lambda: not psutil.pid_exists(int(held.name)), timeout=30)
 
 
 @pytest.mark.slow

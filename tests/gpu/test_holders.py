@@ -9,7 +9,7 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -237,14 +237,19 @@ def test_services_are_started_again_when_the_partitioning_is_ended(
     machine = fake_machine("h100_80gb")
     partition(machine, "7g.80gb")
     machine.service(DCGM, 0, 5000700, start=0)
-    stop = SystemMachine.stop
+    stop, start = SystemMachine.stop, SystemMachine.start
 
     def ended(self: SystemMachine, unit: str) -> str:
         done = stop(self, unit)
         os.kill(os.getpid(), number)
         return done
 
+    def ended_again(self: SystemMachine, units: Sequence[str]) -> None:
+        os.kill(os.getpid(), number)
+        start(self, units)
+
     monkeypatch.setattr(SystemMachine, "stop", ended)
+    monkeypatch.setattr(SystemMachine, "start", ended_again)
     before = signal.signal(number, signal.SIG_IGN)
     try:
         with pytest.raises(SystemExit) as caught:
