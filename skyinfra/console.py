@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import sys
+from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -138,6 +140,23 @@ def console(*, to_stderr: bool = False, **options: Any) -> Console:
     }  # fmt: skip
     made: Console = _clean()(stderr=to_stderr, **{**given, **options})
     return made
+
+
+def unread() -> bool:
+    """Returns whether something stands in the standard input: in a pipe, or in a file of which nothing was read yet."""
+    import fcntl
+    import termios
+
+    try:
+        number = sys.stdin.fileno()
+        found, waiting = os.fstat(number), array("i", [0])
+        if stat.S_ISREG(found.st_mode):
+            return found.st_size > 0 and os.lseek(number, 0, os.SEEK_CUR) == 0
+        if stat.S_ISFIFO(found.st_mode):
+            fcntl.ioctl(number, termios.FIONREAD, waiting)
+        return waiting[0] > 0
+    except (AttributeError, OSError, ValueError):  # there is none
+        return False
 
 
 @cache

@@ -25,6 +25,7 @@ from skyinfra.cli.options import (
     exit_code,
     write,
 )
+from skyinfra.console import unread
 from skyinfra.errors import InvalidField, MissingDependency, NotSupported, counted, did_you_mean
 from skyinfra.protocol import questions
 from skyinfra.protocol.manifest import Manifest, ManifestNode
@@ -47,6 +48,8 @@ def execute(context: typer.Context, fleet: Fleet, node: NodeName = None) -> None
     command = command_of(context)
     if not command:
         raise InvalidField("no command", field="CMD", hint="Such as `skyinfra exec STACK/POOL -- nvidia-smi`.")
+    if unread():
+        sys.stderr.write("CMD does not get the standard input: `skyinfra put` brings files to a node.\n")
     with asked(fleet) as pool:
         name = pool.named(node or ways.head_of(pool.manifest).name, "NODE")[0]
         identity = pool.ask(name, questions.START, command=command)

@@ -31,6 +31,7 @@ from skyinfra.cli.options import (
     targets,
     write,
 )
+from skyinfra.console import unread
 from skyinfra.engine.deaths import ended
 from skyinfra.errors import (
     GangFailed,
@@ -53,6 +54,8 @@ if TYPE_CHECKING:
     from skyinfra.client.notifying import Ended
 
 _NAME = re.compile("[A-Za-z_][A-Za-z0-9_]*")
+# Options of ours that a script hardly has.
+_OURS = {"--detach", "--torchrun", "--per-node", "--max-restarts", "--fetch", "--fetch-to", "--notify", "--secret"}
 # The last line of a traceback.
 _MISSING = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 
@@ -197,10 +200,10 @@ def run(
     fleet: Annotated[
         str, typer.Argument(metavar="STACK/POOL", help="Where to run.", autocompletion=names_of("fleets"))
     ],
-    script: Annotated[Path, typer.Argument(help="A Python script.")],
+    script: Annotated[Path, typer.Argument(metavar="SCRIPT", help="A Python script.")],
     gang: GangOptions,
     options: ScriptOptions,
-    arguments: Annotated[list[str] | None, typer.Argument(help="Its arguments.")] = None,
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGUMENTS", help="Its arguments.")] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Leave it with the fleet as a job; see `jobs`.")] = False,
     priority: Annotated[int, typer.Option(metavar="N", help="Of the job: higher ones run first.")] = 0,
     replace: Annotated[bool, typer.Option("--replace", help="Forget an ended job of that name.")] = False,
@@ -213,7 +216,17 @@ def run(
     """
     gang.check(options, detach=detach)
     given = arguments or []
-    given = given[1:] if given[:1] == ["--"] else given
+    if given[:1] == ["--"]:
+        given = given[1:]
+    elif ours := [name for name in (each.partition("=")[0] for each in given) if name in _OURS]:
+        sys.stderr.write(
+            f"{', '.join(ours)}: handed to {script.name}, as everything behind it. For skyinfra write it before "
+            f"{script.name}; `--` behind {script.name} leaves this line out.\n"
+        )
+    if unread():
+        sys.stderr.write(
+            f"{script.name} does not get the standard input: give it as a file beside the script, or with --include.\n"
+        )
     if detach:
         submit(fleet, script, given, options, priority=priority, replace=replace)
         return

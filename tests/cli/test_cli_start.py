@@ -19,6 +19,7 @@ from terraform_projects import synthesized
 from typer.testing import CliRunner
 
 import skyinfra as sky
+from skyinfra import console
 from skyinfra.cli import init
 from skyinfra.cli.app import app
 from skyinfra.compiler import compile_pool
@@ -294,10 +295,55 @@ def test_every_error_of_a_detailed_plan_is_1(tmp_path: Path, monkeypatch: pytest
         assert isinstance(failed, sky.ProjectNotFound) and failed.exit_code == code
 
 
+def test_an_option_of_ours_behind_the_script_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the script's, as python has it: who means us waits for a job that is none."""
+    monkeypatch.chdir(tmp_path)
+    behind = ("train.py", "--detach", "--lr", "1", "--secret=KEY=value")
+    said = invoked("run", "lab/mig", *behind).stderr
+    assert "--detach, --secret: handed to train.py" in said and "value" not in said
+    for quiet in (("train.py", "--", "--detach"), ("train.py", "--name", "x"), ("--detach", "train.py")):
+        assert "handed to" not in invoked("run", "lab/mig", *quiet).stderr
+
+
+def test_what_stands_in_the_standard_input_and_is_not_read_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text").write_text("one\ntwo\n")
+    commands = (("run", "lab/mig", "train.py"), ("exec", "lab/mig", "--", "cat"))
+
+    def said(stdin: Any) -> set[bool]:
+        monkeypatch.setattr("sys.stdin", stdin)
+        found = console.unread()
+        assert console.unread() is found  # nothing is taken from it
+        # CliRunner gives commands an input of its own.
+        monkeypatch.setattr("skyinfra.cli.run.unread", lambda: found)
+        monkeypatch.setattr("skyinfra.cli.execute.unread", lambda: found)
+        return {"does not get the standard input" in invoked(*each).stderr for each in commands}
+
+    reading, writing = os.pipe()
+    with os.fdopen(reading) as pipe, os.fdopen(writing, "w") as other:
+        assert said(pipe) == {False}
+        other.write("one\n")
+        other.flush()
+        assert said(pipe) == {True} and pipe.read(4) == "one\n"
+    with (tmp_path / "text").open() as file:
+        assert said(file) == {True}
+        # As a shell that reads line by line, and calls us for each.
+        os.lseek(file.fileno(), 4, os.SEEK_SET)
+        assert said(file) == {False}
+    with Path(os.devnull).open() as nothing:
+        assert said(nothing) == {False}
+    assert said(None) == {False}
+
+
 @pytest.mark.parametrize("command", ["deploy", "watch"])
-def test_patience_is_a_time_or_a_number_of_seconds(command: str, tmp_path: Path) -> None:
+def test_patience_is_a_time_or_a_number_of_seconds(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     for text in ("0", "90", "1.5h", "2d"):  # which is read before there is found to be no project
-        assert "no cdktf.json" in skyinfra(tmp_path, command, "--patience", text).stderr, text
+        assert isinstance(invoked(command, "--patience", text).exception, sky.ProjectNotFound), text
     for text in ("soon", "-1", "90 s", "1e9"):
-        said = skyinfra(tmp_path, command, "--patience", text).stderr
-        assert f"--patience: expected a length of time (given: '{text}')" in said, said
+        failed = invoked(command, "--patience", text).exception
+        assert f"--patience: expected a length of time (given: '{text}')" in str(failed), failed
