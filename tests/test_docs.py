@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
+import click
 import pytest
+import typer
 import yaml
 from support import ROOT
+
+from skyinfra.cli.app import app
+from skyinfra.terminal import help as helping
 
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 
@@ -34,13 +38,25 @@ def test_the_workflow_is_one() -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_the_commands_exist(document: Path) -> None:
-    help_text = subprocess.run(
-        [sys.executable, "-m", "skyinfra.cli", "--help"], capture_output=True, text=True, check=True
-    ).stdout
-    known = set(re.findall(r"^  ([a-z]+) ", help_text, re.MULTILINE))
-    used = set(re.findall(r"(?:^ *|`|\$ |run: )skyinfra ([a-z]+)\b(?= |`|$)", document.read_text(), re.MULTILINE))
+    text = document.read_text()
+    known = {name.partition(" ")[0] for name in helping.COMMANDS}
+    used = set(re.findall(r"(?:^ *|`|\$ |run: )skyinfra ([a-z]+)\b(?= |`|$)", text, re.MULTILINE))
     assert used, "a document without commands is not tested"
     assert used <= known, used - known
+    for words, given in re.findall(r"skyinfra ((?:[a-z][a-z-]* )+)(STACK/POOL|STACK)\b", text):
+        assert takes(words.split(), given), f"skyinfra {words}{given}"
+
+
+def takes(words: list[str], given: str) -> bool:
+    """Whether the first argument of a command is such a name."""
+    command: Any = typer.main.get_command(app)
+    for word in words:
+        command = command.get_command(click.Context(command), word)
+    if hasattr(command, "commands"):  # `jobs` alone is `jobs list`
+        command = command.get_command(click.Context(command), "list")
+    [first, *_] = [each for each in command.params if each.param_type_name == "argument"]
+    named = (first.metavar or first.name).upper()
+    return ("STACK" in named) if given == "STACK" else ("POOL" in named)
 
 
 def test_ci_runs_every_python_that_is_supported() -> None:

@@ -48,10 +48,14 @@ def _widen(wide: bool) -> bool:
 Fleet = Annotated[str, typer.Argument(metavar="STACK/POOL", help="The fleet.", autocompletion=names_of("fleets"))]
 StackName = Annotated[
     str | None,
-    typer.Argument(help="Name of the stack; may be left out where there is one.", autocompletion=names_of("stacks")),
+    typer.Argument(
+        metavar="STACK",
+        help="Name of the stack; may be left out where there is one.",
+        autocompletion=names_of("stacks"),
+    ),
 ]
-Spenders = Annotated[
-    str | None, typer.Argument(metavar="[STACK[/POOL]]", help="By default all.", autocompletion=names_of("fleets"))
+Fleets = Annotated[
+    str | None, typer.Argument(metavar="[STACK[/POOL]]", help="By default all.", autocompletion=names_of("both"))
 ]
 Since = Annotated[str | None, typer.Option(metavar="DAY", help="From a day of UTC on: 2026-11-20, or 7d for so many.")]
 NodeName = Annotated[

@@ -13,7 +13,7 @@ from typing import Annotated, Any, TextIO
 import typer
 from rich.markup import escape
 
-from skyinfra.cli.options import Fleet, Json, Since, Spenders, StackName, Wide
+from skyinfra.cli.options import Fleet, Fleets, Json, Since, Wide
 from skyinfra.cli.stacks import show_orphans
 from skyinfra.deploy.fleet_status import block_status, orphan_status, plain, stack_status
 from skyinfra.deploy.kept import gone_spent, stack_spent
@@ -39,15 +39,16 @@ app = typer.Typer()
 
 
 @app.command()
-def status(stack: StackName = None, as_json: Json = False, wide: Wide = False) -> None:
-    """Show fleets, nodes and slots as they are."""
+def status(fleet: Fleets = None, as_json: Json = False, wide: Wide = False) -> None:
+    """Show fleets, nodes and slots as they are. Exit code 1 where the last deploy of a stack has not ended well."""
+    name, _, pool = (fleet or "").partition("/")
     project = Project.find()
     declared = project.stacks() or (synthesized(project) if project.app else ())
     blocks = {block.stack.folder: block for block in project.blocks()}
     every = (*declared, *(block.stack for block in blocks.values()))
-    stacks = (project.stack(stack, stacks=every),) if stack else every
+    stacks = (project.stack(name, stacks=every),) if name else every
     with working("status: Terraform's outputs, and the heads"):
-        found = [{**stack_status(each), "block": block_status(blocks.get(each.folder))} for each in stacks]
+        found = [{**stack_status(each, pool), "block": block_status(blocks.get(each.folder))} for each in stacks]
     orphans = find_orphans(project, declared)
     if as_json:
         tables.print_document({"stacks": plain(found), "orphans": [orphan_status(each) for each in orphans]})
@@ -60,7 +61,7 @@ def status(stack: StackName = None, as_json: Json = False, wide: Wide = False) -
 
 
 @app.command()
-def cost(fleet: Spenders = None, since: Since = None, as_json: Json = False, wide: Wide = False) -> None:
+def cost(fleet: Fleets = None, since: Since = None, as_json: Json = False, wide: Wide = False) -> None:
     """Show what fleets have cost so far: hours and money by node, submitter and job. Of those that are gone, what was
     kept. Prices are those of their date, and what is not known is named. Exit code 1 where a budget is spent, or nobody
     knows whether it is.

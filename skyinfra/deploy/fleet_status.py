@@ -109,12 +109,18 @@ def strips(
     return made
 
 
-def stack_status(stack: SynthesizedStack) -> dict[str, Any]:
+def stack_status(stack: SynthesizedStack, pool: str = "") -> dict[str, Any]:
+    """Describes the pools of *stack*, or *pool* alone, as their heads and the state have them. Raises `PoolNotFound`,
+    and what Terraform and the state do."""
     fleets = stack.fleets()
     declared = {each["name"]: each for each in stack.pools}
-    pools = [fleet_status(each, wanted(stack, each), declared.get(name)) for name, each in fleets.items()]
+    if pool and pool not in (*declared, *fleets):
+        stack.fleet(pool)  # says what there is
+    asked = [pool] if pool else list(dict.fromkeys([*fleets, *declared]))
+    deployed = [(fleets[name], declared.get(name)) for name in asked if name in fleets]
+    pools = [fleet_status(each, wanted(stack, each), by_name) for each, by_name in deployed]
     run = last_run(stack)
-    absent = [declared["name"] for declared in stack.pools if declared["name"] not in fleets]
+    absent = [name for name in asked if name not in fleets]
     existing = stack.resources() if run is not None or absent else ()
     for name in absent:
         held = [each for each in existing if each.module == name]

@@ -123,7 +123,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
         "skyinfra open jupyter my-stack/pool",
         "skyinfra open jupyter my-stack/pool --profile 3g.40gb --no-browser",
     ),
-    "status": ("skyinfra status", "skyinfra status my-stack --json"),
+    "status": ("skyinfra status", "skyinfra status my-stack/pool --json"),
     "cost": ("skyinfra cost", "skyinfra cost my-stack/pool --since 7d --json"),
     "top": ("skyinfra top my-stack/pool", "skyinfra top my-stack/pool pool-1 --interval 5"),
     "logs": ("skyinfra logs my-stack/pool --follow", "skyinfra logs my-stack/pool pool-1 --boot"),

@@ -29,6 +29,11 @@ def fleets() -> list[str]:
     return [f"{stack.name}/{pool['name']}" for stack in _stacks() for pool in stack.pools]
 
 
+def both() -> list[str]:
+    """Returns the names of the synthesized stacks, and ``STACK/POOL`` of every pool."""
+    return [*stacks(), *fleets()]
+
+
 def nodes(fleet: str) -> list[str]:
     """Returns the names of the nodes of a deployed fleet."""
     found = _manifest(fleet)

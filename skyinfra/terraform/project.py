@@ -239,6 +239,8 @@ class Project:
             raise StackNotFound(f"the project has {len(known)} stacks", hint=f"Name one of: {', '.join(names)}.")
         fleets = [f"{stack.name}/{pool['name']}" for stack in known for pool in stack.pools if pool["name"] == name]
         near = f"A pool has that name: write {' or '.join(fleets)}." if fleets else did_you_mean(name, names)
+        if "/" in name and name.partition("/")[0] in names:
+            near = f"A stack is planned and applied as a whole: write {name.partition('/')[0]}."
         raise StackNotFound(
             "the project has no such stack",
             field="stack",

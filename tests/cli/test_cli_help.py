@@ -123,7 +123,7 @@ def test_a_shell_completes_names(
     names.remember_jobs("lab/mig", ["train-20"])
     names.remember_jobs("lab/mig", ["eval-1"], more=True)
     assert completed(project, "skyinfra sta") == ["status"]
-    assert completed(project, "skyinfra status ") == ["lab"]
+    assert completed(project, "skyinfra status ") == ["lab", "lab/mig"]
     assert completed(project, "skyinfra top l") == ["lab/mig"]
     assert completed(project, "skyinfra top lab/mig ") == ["mig-0", "mig-1"]
     assert completed(project, "skyinfra run lab/mig --node mig-") == ["mig-0", "mig-1"]
@@ -131,7 +131,7 @@ def test_a_shell_completes_names(
     assert completed(project, "skyinfra jobs logs lab/mig ") == ["eval-1", "train-20"]
     assert "H100" in completed(project, "skyinfra mig show H")
     assert completed(project, "skyinfra mig show A30 1g") == ["1g.6gb", "1g.6gb+me"]
-    assert completed(project.parent, f"skyinfra -C {project} status ") == ["lab"]
+    assert completed(project.parent, f"skyinfra -C {project} status ") == ["lab", "lab/mig"]
 
 
 def test_a_folder_without_a_project_completes_nothing(

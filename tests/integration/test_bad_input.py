@@ -134,7 +134,7 @@ def test_a_fleet_that_is_not_deployed(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(project)
     with pytest.raises(sky.FleetNotDeployed, match="skyinfra deploy quickstart"):
         sky.connect("quickstart", "mig")
-    assert "not deployed" in skyinfra(project, "status").stdout
+    assert "not deployed" in skyinfra(project, "status", "quickstart/mig").stdout
     assert "nothing to destroy" in skyinfra(project, "destroy", "--auto-approve").stdout
 
 

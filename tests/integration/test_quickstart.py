@@ -85,6 +85,12 @@ def test_status_fits_its_schema_and_terminals(deployed: Path, shown: tuple[dict[
     assert "UUID" not in lines[2] and "--wide shows all" in plain(text)
 
 
+def test_status_of_one_pool(deployed: Path, shown: tuple[dict[str, Any], str]) -> None:
+    assert skyinfra(deployed, "status", "quickstart/mig").stdout == shown[1]
+    done = skyinfra(deployed, "status", "quickstart/mg", check=False)
+    assert done.returncode == 2 and "Did you mean mig?" in done.stderr
+
+
 @pytest.mark.slow
 def test_every_document_of_a_fleet_fits_its_schema(deployed: Path) -> None:
     fleet = "quickstart/mig"

@@ -49,6 +49,8 @@ def test_synth_finds_the_stacks(tmp_path: Path, capfd: pytest.CaptureFixture[str
         project.stack("c")
     with pytest.raises(sky.StackNotFound, match=r"A pool has that name: write a/pool or b/pool\. Its stacks: a, b"):
         project.stack("pool")
+    with pytest.raises(sky.StackNotFound, match=r"A stack is planned and applied as a whole: write a\."):
+        project.stack("a/pool")
 
 
 @pytest.mark.slow
