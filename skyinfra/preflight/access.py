@@ -1,4 +1,4 @@
-"""Credentials and permissions: the identity of the caller, and the instance profile of the nodes."""
+"""Credentials and permissions: the caller, the instance profile of the nodes, and the buckets that they mount."""
 
 from __future__ import annotations
 
@@ -74,3 +74,33 @@ def check_instance_profile(context: Context) -> list[Finding]:
         found = f"{name}, with the role {roles[0]}; not checked: whether that may change the number of nodes"
         return [warned(found, f"See that it allows {needed} on {groups}.")]
     return [passed(f"{name}, with the role {roles[0]}")]
+
+
+def check_buckets(context: Context) -> list[Finding]:
+    """Returns whether each folder of a bucket that nodes mount is there, in their region, and has files to read."""
+    inputs, found = context.inputs, []
+    for bucket, prefix, write in dict.fromkeys(inputs.buckets):
+        try:
+            found.append(_bucket(context, bucket, f"{prefix}/" if prefix else "", write))
+        except CallFailed as error:
+            found.append(not_checked(error, inputs.region, inputs.profile))
+    return found
+
+
+def _bucket(context: Context, bucket: str, folder: str, write: bool) -> Finding:
+    api, region, name = context.api, context.inputs.region, f"s3://{bucket}/{folder}"
+    one = {"MaxItems": 1, "PageSize": 1}
+    try:
+        answer = api.ask("s3", "list_objects_v2", Bucket=bucket, Prefix=folder, PaginationConfig=one)
+    except CallFailed as error:
+        if error.code != "NoSuchBucket":
+            raise
+        return failed(f"there is no bucket {bucket}", "Make it, or name another one in mounts.")
+    if not write and not answer.get("Contents"):
+        hint = "Is the prefix written so? Nodes that mount it to read it do not start: upload what it is to have."
+        return failed(f"{name} has no files", hint)
+    there = api.ask("s3", "head_bucket", Bucket=bucket).get("BucketRegion", region)
+    if there != region:
+        hint = f"Declare the pool in {there}, or a copy of the bucket in {region}."
+        return warned(f"{name} is in {there} and the nodes in {region}: AWS charges each GB between them", hint)
+    return passed(f"{name} is there")

@@ -31,6 +31,8 @@ _KINDS: dict[str, ErrorKind] = {
 _FOREIGN = "the answer is not one of AWS's: a proxy, or another service, answers at its address"
 # Services whose prefix of IAM actions differs from their name.
 _PREFIXES = {"service-quotas": "servicequotas"}
+# What IAM calls an operation, where that is something else.
+_ACTIONS = {"s3:HeadBucket": "s3:ListBucket", "s3:ListObjectsV2": "s3:ListBucket"}
 
 
 class CallFailed(Exception):
@@ -87,6 +89,7 @@ class Api:
         exceptions = importlib.import_module("botocore.exceptions")
         client = self._client(service, attempts)
         action = f"{_PREFIXES.get(service, service)}:{client.meta.method_to_api_mapping[operation]}"
+        action = _ACTIONS.get(action, action)
         if service in self._silent:
             raise CallFailed("unreachable", "ReadTimeoutError", action, f"{service} has not answered before")
         try:

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from skyinfra.buckets import load_boto3
-from skyinfra.preflight.access import check_credentials, check_instance_profile, not_checked
+from skyinfra.preflight.access import check_buckets, check_credentials, check_instance_profile, not_checked
 from skyinfra.preflight.api import Api, CallFailed
 from skyinfra.preflight.capacity import check_blocks, check_reservation
 from skyinfra.preflight.facts import Context
@@ -32,6 +32,7 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("network", check_network),
     ("security group", check_security_groups),
     ("instance profile", check_instance_profile),
+    ("bucket", check_buckets),
     ("reservation", check_reservation),
     ("capacity block", check_blocks),
 )

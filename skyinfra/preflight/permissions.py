@@ -116,12 +116,15 @@ def _of_pool(name: str, inputs: Mapping[str, Any], arn: str) -> Iterator[dict[st
     passed = [action for action in selected["iam"] if action == "iam:PassRole"]
     roles = f"{arn}:iam::*:role/*" if own else f"{arn}:iam::*:role{path}{prefix[:38]}*"
     profiles = f"{arn}:iam::*:instance-profile/{'*' if own else f'{path[1:]}{prefix}*'}"
+    # What preflight asks of buckets that nodes mount.
+    mounted = [f"{arn}:s3:::{name}" for name in dict.fromkeys(each["bucket"] for each in inputs.get("buckets") or ())]
     rest = [action for action in selected["iam"] if action not in (*linked, *passed)]
     for sid, selected_actions, resources, condition in (
         ("Role", rest, [roles, profiles], None),
         ("Pass", passed, [roles], {"StringEquals": {"iam:PassedToService": service}}),
         ("Linked", linked, [f"{arn}:iam::*:role/aws-service-role/*"], None),
         ("Bucket", selected["s3"], [f"{arn}:s3:::{prefix[:37]}*", f"{arn}:s3:::{prefix[:37]}*/*"], None),
+        ("Mounted", ["s3:ListBucket"] if mounted else [], mounted, None),
         ("Key", selected["kms"], [f"{arn}:kms:*:*:key/*" if is_reference(key) else key], None),
     ):
         if selected_actions:

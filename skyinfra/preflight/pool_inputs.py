@@ -16,8 +16,9 @@ class PoolInputs:
 
     profile: of the shared AWS configuration, None for what the environment says. head_machine_type: where the head is a
     machine besides the nodes. interfaces: network interfaces of one node, by machine type; one where it is not named.
-    grouped: whether the nodes are an Auto Scaling group. max_hourly_cost: the declared cap, USD per node and hour.
-    unknown: inputs that are outputs of other constructs, which Terraform alone knows; they are left out.
+    buckets: what nodes mount of them: bucket, prefix, and whether they write there. grouped: whether the nodes are an
+    Auto Scaling group. max_hourly_cost: the declared cap, USD per node and hour. unknown: inputs that are outputs of
+    other constructs, which Terraform alone knows; they are left out.
     """
 
     stack: str
@@ -45,6 +46,7 @@ class PoolInputs:
     placement_group: bool = False
     head_machine_type: str | None = None
     elastic: bool = False
+    buckets: tuple[tuple[str, str, bool], ...] = ()
     unknown: frozenset[str] = frozenset()
 
     @property
@@ -132,5 +134,6 @@ def read(stack: SynthesizedStack, pool: dict[str, Any]) -> PoolInputs:
         placement_group=module.get("placement_group", False),
         head_machine_type=module.get("head_machine_type") if grouped else None,
         elastic=module.get("min_nodes") is not None,
+        buckets=tuple((each["bucket"], each["prefix"], each["write"]) for each in module.get("buckets") or ()),
         unknown=frozenset(stack.modules[name].keys() - module.keys()),
     )

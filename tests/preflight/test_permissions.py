@@ -66,6 +66,13 @@ def test_the_statements_name_what_is_the_pool_s_own() -> None:
     assert set(ACTIONS) <= set(found["Fleet"]["Action"]) | set(found["Preflight"]["Action"])
 
 
+def test_buckets_that_nodes_mount_are_listed_by_preflight() -> None:
+    mounted = [{"bucket": "data", "prefix": prefix, "write": False} for prefix in ("a", "b")]
+    found = document(buckets=mounted)
+    assert (found["Mounted"]["Action"], found["Mounted"]["Resource"]) == (["s3:ListBucket"], ["arn:aws:s3:::data"])
+    assert "Mounted" not in document()
+
+
 def test_pools_that_may_do_the_same_share_a_statement() -> None:
     names, module = ("a", "b"), {**POOL, "versions": {}, "providers": {"aws": "aws.it"}}
     providers = {"aws": [{"alias": "it", "region": "us-east-1"}]}

@@ -202,6 +202,37 @@ def test_an_instance_profile(cloud: Cloud, pool: Make) -> None:
     assert (line.result, "iam:GetInstanceProfile" in line.to_do) == ("warn", True)
 
 
+def test_the_buckets_that_nodes_mount(cloud: Cloud, pool: Make) -> None:
+    """What the first boot would say after the machines are bought is said before."""
+    s3 = cloud.s3
+
+    def found(*mounts: sky.Mount) -> list[tuple[str, str]]:
+        report = cloud.check(pool("L4", mounts=list(mounts)))
+        return [(line.result, line.found) for line in report.lines if line.check == "bucket"]
+
+    read, write = sky.Mount("s3://my-bucket/data", "/data"), sky.Mount("s3://my-bucket/out", "/out", mode="write")
+    assert found(read) == [("fail", "there is no bucket my-bucket")]
+    s3.create_bucket(Bucket="my-bucket")
+    s3.put_object(Bucket="my-bucket", Key="database/a", Body=b"a")
+    assert found(read, write) == [
+        ("fail", "s3://my-bucket/data/ has no files"),
+        ("pass", "s3://my-bucket/out/ is there"),
+    ]
+    for number in range(3):
+        s3.put_object(Bucket="my-bucket", Key=f"data/{number}", Body=b"a")
+    before = cloud.asked["ListObjectsV2"]
+    assert found(read, write) == [("pass", f"s3://my-bucket/{name}/ is there") for name in ("data", "out")]
+    # However many files there are, one is asked for; a bucket at two paths is asked once.
+    assert cloud.asked["ListObjectsV2"] == before + 2
+    assert found(read, sky.Mount("s3://my-bucket/data/", "/again")) == [("pass", "s3://my-bucket/data/ is there")]
+    s3.create_bucket(Bucket="far-bucket", CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
+    [(result, text)] = found(sky.Mount("s3://far-bucket", "/far", mode="cached"))
+    assert result == "warn" and "s3://far-bucket/ is in eu-west-1 and the nodes in us-east-1" in text
+    cloud.refuse("s3", "ListObjectsV2", "AccessDenied", status=403)
+    assert found(read) == [("warn", "not checked: the credentials may not call s3:ListBucket")]
+    assert found() == []
+
+
 def test_permissions_that_are_missing_are_warnings_that_name_them(cloud: Cloud, pool: Make) -> None:
     words = "You are not authorized to perform this operation. Encoded authorization failure message: AbCd"
     for operation in (

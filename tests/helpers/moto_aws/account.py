@@ -36,7 +36,8 @@ class Cloud:
         inner = botocore.session.Session()
         inner.register_component("data_loader", _LOADER)
         self.session = boto3.Session(region_name=REGION, botocore_session=inner)
-        self.ec2 = boto3.Session(botocore_session=inner).client("ec2", region_name=REGION)
+        # Before anything is counted or answered.
+        self.ec2, self.s3 = (self.session.client(service) for service in ("ec2", "s3"))
         self.asked: Counter[str] = Counter()
         self.quotas: dict[str, float] = {}
         self.session.events.register("provide-client-params", self._count)
