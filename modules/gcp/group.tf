@@ -55,7 +55,7 @@ resource "google_compute_instance_template" "group" {
   }
 
   dynamic "service_account" {
-    for_each = var.service_account[*]
+    for_each = module.google.account
 
     content {
       email  = service_account.value

@@ -71,6 +71,7 @@ module "google" {
     user_data_head = var.user_data_head, user_data_worker = var.user_data_worker, user_data_revision = var.user_data_revision
     runner_file    = var.runner_file, versions = var.versions, slots = var.slots, scheduler_port = var.scheduler_port
     subnetwork     = var.subnetwork, network_tags = var.network_tags, service_account = var.service_account, head_volume_gb = var.head_volume_gb, layout = var.layout, volumes = var.volumes
+    buckets        = var.buckets
     starts_stopped = var.starts_stopped
   }
 }

@@ -124,6 +124,18 @@ variable "volumes" {
   nullable    = false
 }
 
+variable "buckets" {
+  description = "What the user data mount of buckets, which are there already: a service account of the module's own may read it below the prefix, and write it where `write` says so. With service_account the rights are those of that account."
+  type        = list(object({ bucket = string, prefix = optional(string, ""), write = optional(bool, false) }))
+  default     = []
+  nullable    = false
+
+  validation {
+    condition     = alltrue([for each in var.buckets : can(regex("^[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]$", each.bucket)) && can(regex("^([A-Za-z0-9._=+@-]+(/[A-Za-z0-9._=+@-]+)*)?$", each.prefix))])
+    error_message = "buckets: the name of a bucket has lower-case letters, digits, dots, hyphens and underscores; a prefix letters, digits and ._=+@-, with one / between two parts."
+  }
+}
+
 variable "head_volume_gb" {
   description = "The disk with the jobs of the head in GB, which outlives a head that is replaced. It may only grow; the head takes the room at its next boot."
   type        = number

@@ -22,8 +22,14 @@ locals {
   machines = { for node, role in local.role : node => var.machines[role] }
   # Those that the head starts, by the paths of Compute Engine.
   ready = var.elastic == null ? {} : { for node in var.nodes : node => "projects/${google_compute_address.head.project}/zones/${var.zone}/instances/${node}-${local.suffix}" if node != var.head }
-  # The account of each machine; the head's may start the others.
-  accounts = { for node in var.nodes : node => var.elastic != null && node == var.head ? [coalesce(var.pool.service_account, one(google_service_account.head[*].email))] : var.pool.service_account[*] }
+  # The account of each machine: the caller's, or the module's own. That of the head may start the others.
+  account  = var.pool.service_account != null ? [var.pool.service_account] : google_service_account.nodes[*].email
+  accounts = { for node in var.nodes : node => var.elastic != null && node == var.head && var.pool.service_account == null ? google_service_account.head[*].email : local.account }
+  # What the module's own may do with buckets.
+  own = merge({ for account in google_service_account.head : "head" => account.email }, { for account in google_service_account.nodes : "nodes" => account.email })
+  grants = merge([for role, email in local.own : {
+    for each in distinct(var.pool.buckets) : "${role} ${each.write ? "writes" : "reads"} ${each.bucket}/${each.prefix}" => merge(each, { email = email })
+  }]...)
 }
 
 # Which fleet something is of. It outlives the secret.
@@ -78,7 +84,7 @@ resource "terraform_data" "declared" {
     each.key == var.head ? google_compute_disk.head.id : "",
     # It stands in what a node was made from: where the head listens, and where the others look for it.
     var.pool.scheduler_port,
-    jsonencode([local.machines[each.key].type, local.machines[each.key].model, local.machines[each.key].flex, local.machines[each.key].reservation, local.machines[each.key].compact, var.pool.service_account]),
+    jsonencode([local.machines[each.key].type, local.machines[each.key].model, local.machines[each.key].flex, local.machines[each.key].reservation, local.machines[each.key].compact, var.pool.service_account != null || length(var.pool.buckets) == 0 ? var.pool.service_account : "own"]),
   ], each.key == var.head ? var.pool.volumes[*].id : [])
 }
 
@@ -227,7 +233,33 @@ resource "google_compute_instance" "node" {
   }
 
   # Its first boot fetches packages, so the way to them is there before it is.
-  depends_on = [google_compute_router_nat.this, google_compute_firewall.this]
+  depends_on = [google_compute_router_nat.this, google_compute_firewall.this, google_storage_bucket_iam_member.mounted]
+}
+
+# The account of nodes that mount buckets, and what it may do with them, there alone. Who lists names a prefix.
+# https://docs.cloud.google.com/iam/docs/conditions-attribute-reference (objectListPrefix), read 2026-11-27
+resource "google_service_account" "nodes" {
+  count = length(var.pool.buckets) > 0 && var.pool.service_account == null ? 1 : 0
+
+  account_id   = "skyinfra-${substr(var.pool.name, 0, 12)}-n-${local.suffix}"
+  display_name = "Nodes of ${var.pool.stack}/${var.pool.name}"
+}
+
+resource "google_storage_bucket_iam_member" "mounted" {
+  for_each = local.grants
+
+  bucket = each.value.bucket
+  role   = each.value.write ? "roles/storage.objectUser" : "roles/storage.objectViewer"
+  member = "serviceAccount:${each.value.email}"
+
+  dynamic "condition" {
+    for_each = each.value.prefix == "" ? [] : ["${each.value.prefix}/"]
+
+    content {
+      title      = "Below its prefix"
+      expression = "resource.name.startsWith('projects/_/buckets/${each.value.bucket}/objects/${condition.value}') || api.getAttribute('storage.googleapis.com/objectListPrefix', '').startsWith('${condition.value}')"
+    }
+  }
 }
 
 # The account of a head that starts machines, and the one permission for that, on each of them.

@@ -61,6 +61,11 @@ output "user_data_worker" {
   value       = module.core.user_data_worker
 }
 
+output "account" {
+  description = "The e-mail address of the service account of nodes that are no machines of this module, in a list that is empty for none."
+  value       = local.account
+}
+
 output "address" {
   description = "The address at which the nodes find the head: address, project."
   value       = google_compute_address.head

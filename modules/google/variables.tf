@@ -25,6 +25,7 @@ variable "pool" {
     head_volume_gb     = number
     layout             = string
     volumes            = optional(list(object({ name = string, id = string })), [])
+    buckets            = optional(list(object({ bucket = string, prefix = string, write = bool })), [])
     starts_stopped     = optional(bool, false)
   })
 

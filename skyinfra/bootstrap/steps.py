@@ -177,7 +177,7 @@ def _mounts(deployment: Deployment) -> Iterator[Step]:
         yield Step(f"volume {volume.name}", mounted, 10 * _MINUTE, attempts=30)
     for index, mount in enumerate(deployment.pool.mounts):
         unit = f"{places.UNITS}/skyinfra-mount-{index}.service"
-        bucket = buckets.Bucket(mount.source, mount.path, mount.mode, mount.cache, places.USER, unit)
+        bucket = buckets.Bucket(mount.bucket.rstrip("/"), mount.path, mount.mode, mount.cache, places.USER, unit)
         # IAM may take a minute until a role has what it was given.
         yield Step(f"bucket at {mount.path}", bucket, 10 * _MINUTE, attempts=30)
 

@@ -1,7 +1,7 @@
 """The operation on folders of buckets; see `operations`. Only nodes of pools that mount some have it.
 
-rclone mounts them: it is in Debian and Ubuntu, speaks to S3 with the role of the machine, and writes. Its copies of
-files that are not uploaded yet outlive it (https://rclone.org/commands/rclone_mount/, read 2026-11-26).
+rclone mounts them: it is in Debian and Ubuntu, speaks to S3 and Cloud Storage with the role of the machine, and writes.
+Its copies of files that are not uploaded yet outlive it (https://rclone.org/commands/rclone_mount/, read 2026-11-26).
 """
 
 from __future__ import annotations
@@ -14,17 +14,37 @@ from pathlib import Path
 
 from .programs import Failed, command, output, read, replace
 
-# How the remote is reached. A file that grows as it is written is sent in parts, of which S3 takes 10,000.
-_REMOTE = {
-    "RCLONE_CONFIG": "/dev/null",
-    "RCLONE_S3_PROVIDER": "AWS",
-    "RCLONE_S3_ENV_AUTH": "1",
-    "RCLONE_S3_NO_CHECK_BUCKET": "1",
-    "RCLONE_S3_CHUNK_SIZE": "32M",
+
+@dataclass(frozen=True)
+class _Service:
+    """How rclone reaches what stores buckets: its name there, its settings; whose rights it has, and which it needs."""
+
+    remote: str
+    settings: dict[str, str]
+    whose: str
+    rights: str
+
+
+_SERVICES = {
+    "s3": _Service(
+        "s3",
+        # A file that grows as it is written is sent in parts, of which S3 takes 10,000.
+        {"S3_PROVIDER": "AWS", "S3_ENV_AUTH": "1", "S3_NO_CHECK_BUCKET": "1", "S3_CHUNK_SIZE": "32M"},
+        "role",
+        "s3:ListBucket, s3:GetObject; to write s3:PutObject and s3:DeleteObject",
+    ),
+    "gs": _Service(
+        "gcs",
+        # Versions before 1.61 ask the machine without being told to. Buckets with uniform access take no lists of who
+        # may do what with an object, and those without need none.
+        {"GCS_ENV_AUTH": "1", "GCS_NO_CHECK_BUCKET": "1", "GCS_BUCKET_POLICY_ONLY": "1"},
+        "service account",
+        "roles/storage.objectViewer; to write roles/storage.objectUser",
+    ),
 }
 _UNIT = """\
 [Unit]
-Description=skyinfra: s3://{source} at {mount}
+Description=skyinfra: {url} at {mount}
 Wants=network-online.target
 After=network-online.target
 Before=skyinfra-runner.service
@@ -33,7 +53,7 @@ StartLimitIntervalSec=0
 Type=notify
 Environment={environment}
 ExecStartPre=-fusermount3 -uz {mount}
-ExecStart=rclone mount :s3:{source} {mount} --allow-other --uid={uid} --gid={gid} --umask=022 --use-server-modtime \
+ExecStart=rclone mount {remote} {mount} --allow-other --uid={uid} --gid={gid} --umask=022 --use-server-modtime \
 --dir-cache-time=10s {options}
 Restart=always
 RestartSec=2
@@ -52,13 +72,13 @@ TimeoutStopSec=600""",
 
 @dataclass(frozen=True)
 class Bucket:
-    """The folder *source* of a bucket, as ``NAME/PREFIX``, at *mount*, where *user* is the owner of all files.
+    """The folder *url* of a bucket, as ``s3://NAME/PREFIX``, at *mount*, where *user* is the owner of all files.
 
     mode: "read"; "write": a file is in the bucket when it is closed; "cached": through copies of up to *cache_gb* on
     the disk. unit: the path of the unit that mounts it.
     """
 
-    source: str
+    url: str
     mount: str
     mode: str
     cache_gb: int
@@ -68,6 +88,19 @@ class Bucket:
     @property
     def _name(self) -> str:
         return Path(self.unit).name
+
+    @property
+    def _service(self) -> _Service:
+        return _SERVICES[self.url.partition("://")[0]]
+
+    @property
+    def _remote(self) -> str:
+        return f":{self._service.remote}:{self.url.partition('://')[2]}"
+
+    @property
+    def _settings(self) -> dict[str, str]:
+        own = {f"RCLONE_{name}": value for name, value in self._service.settings.items()}
+        return {"RCLONE_CONFIG": "/dev/null", **own}
 
     def _active(self) -> bool:
         return output("systemctl", "is-active", self._name) == "active"
@@ -85,7 +118,7 @@ class Bucket:
             folder = Path(self.mount)
             folder.mkdir(parents=True, exist_ok=True)
             if folder.is_symlink() or os.path.ismount(self.mount) or any(folder.iterdir()):
-                raise Failed(f"{self.mount} has files, which s3://{self.source} would hide: mount it elsewhere")
+                raise Failed(f"{self.mount} has files, which {self.url} would hide: mount it elsewhere")
         # Below a prefix that nobody has, so that no long list is fetched.
         self._ask("list", ".skyinfra/", "lsf", "--max-depth=1")
         if self.mode != "read":
@@ -100,27 +133,28 @@ class Bucket:
         except Failed:
             raise Failed(f"rclone: {output('journalctl', '-qn1', '-ocat', '-trclone')}") from None
         if self.mode == "read" and not list(Path(self.mount).iterdir()):
-            raise Failed(f"s3://{self.source} has no files: is it written so?")
+            raise Failed(f"{self.url} has no files: is it written so?")
 
     def _ask(self, what: str, name: str, *arguments: str) -> None:
         limits = ("--retries=1", "--low-level-retries=2", "--contimeout=10s", "--timeout=30s")
-        command = ["rclone", *arguments, f":s3:{self.source}/{name}", *limits]
+        command = ["rclone", *arguments, f"{self._remote}/{name}", *limits]
         # As the unit has it: no proxy, and no certificates, which it would not read.
-        environment = {"PATH": os.environ["PATH"], **_REMOTE}
+        environment = {"PATH": os.environ["PATH"], **self._settings}
         done = subprocess.run(command, env=environment, input=b"skyinfra", stderr=subprocess.PIPE, check=False)
         if done.returncode:
             said = " ".join(done.stderr.decode(errors="replace").split())[-300:]
             if "directory not found" in said:
                 said = "there is no such bucket"
             elif "403" in said:
-                said += " (it needs s3:ListBucket, s3:GetObject; to write s3:PutObject and s3:DeleteObject)"
-            raise Failed(f"the role of this machine cannot {what} s3://{self.source}: {said}")
+                said += f" (it needs {self._service.rights})"
+            raise Failed(f"the {self._service.whose} of this machine cannot {what} {self.url}: {said}")
 
     def _text(self) -> str:
         owner, name = pwd.getpwnam(self.user), self._name.split(".")[0]
         return _UNIT.format(
             **vars(self),
-            environment=" ".join("=".join(each) for each in _REMOTE.items()),
+            remote=self._remote,
+            environment=" ".join("=".join(each) for each in self._settings.items()),
             uid=owner.pw_uid,
             gid=owner.pw_gid,
             options=_OPTIONS[self.mode].format(cache_gb=self.cache_gb, name=name),

@@ -71,10 +71,10 @@ class Traits(Declaration):
     partitions: the tenant, as root on the node; the provider, when it makes the machine; nobody. node_to_node:
     whether nodes can connect to each other, which gangs over nodes need. groups: whether there are machine groups.
     spot: how interruptible capacity is asked for. metadata_hosts: addresses that tasks must not reach. scratch: glob
-    of local disks. head_volume: globs of the volume with the head's jobs, {} being its id. mounts: whether nodes mount
-    buckets, as the role of their machine lets them. ssh_user: of the images. host_keys: of machines that are set up
-    over SSH: given with their user data, or trusted at the first contact and kept. key_kinds: of the SSH keys that it
-    takes.
+    of local disks. head_volume: globs of the volume with the head's jobs, {} being its id. mounts: the scheme of the
+    buckets that nodes mount, as the role of their machine lets them; None for none. ssh_user: of the images. host_keys:
+    of machines that are set up over SSH: given with their user data, or trusted at the first contact and kept.
+    key_kinds: of the SSH keys that it takes.
     """
 
     preemption_notice: Literal["aws", "gcp", "azure"] | None = None
@@ -86,7 +86,7 @@ class Traits(Declaration):
     metadata_hosts: Strings = ()
     scratch: str | None = None
     head_volume: Strings = ()
-    mounts: bool = False
+    mounts: Literal["s3", "gs"] | None = None
     ssh_user: str
     host_keys: Literal["given", "first contact"] | None = None
     key_kinds: Strings = ("ssh-ed25519", "ssh-rsa")

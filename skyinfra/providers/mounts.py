@@ -14,9 +14,13 @@ from skyinfra.providers.base import Provider
 from skyinfra.providers.data import kinds, read
 from skyinfra.providers.volumes import check_path
 
-# https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html (2026-11-26)
-_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
-# What neither a unit of systemd nor a policy of AWS reads as something else.
+# What names of buckets are made of: https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html
+# (2026-11-26), https://docs.cloud.google.com/storage/docs/buckets#naming (2026-11-27).
+_NAMES = {
+    "s3": re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"),
+    "gs": re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]"),
+}
+# What neither a unit of systemd nor a policy of a cloud reads as something else.
 _PREFIX = re.compile(r"[A-Za-z0-9._=+@-]+(/[A-Za-z0-9._=+@-]+)*")
 _CACHE_GB = 20
 
@@ -24,10 +28,11 @@ _CACHE_GB = 20
 class Mount(Declaration):
     """A folder of a bucket, which every node of a pool mounts and tasks see as files.
 
-    bucket: such as ``s3://my-bucket/data``; what it names is below that prefix. path: where tasks see it. mode: "read"
-    reads from the bucket; "write" writes new files too, each from its beginning to its end, and closing one returns
-    when the bucket has it; "cached" reads and writes through copies on the disk of the node, which are uploaded after
-    they are closed. cache_gb: for these copies, 20 unless it says otherwise.
+    bucket: such as ``s3://my-bucket/data`` on AWS and ``gs://my-bucket/data`` on Google Cloud; what it names is below
+    that prefix. path: where tasks see it. mode: "read" reads from the bucket; "write" writes new files too, each from
+    its beginning to its end, and closing one returns when the bucket has it; "cached" reads and writes through copies
+    on the disk of the node, which are uploaded after they are closed. cache_gb: for these copies, 20 unless it says
+    otherwise.
     """
 
     bucket: str
@@ -39,9 +44,14 @@ class Mount(Declaration):
         super().__init__(bucket=bucket, path=path, **values)  # type: ignore[call-arg]
 
     @property
+    def scheme(self) -> str:
+        """The service that has the bucket: ``s3`` or ``gs``."""
+        return self.bucket.partition("://")[0]
+
+    @property
     def source(self) -> str:
         """The bucket and the prefix, as ``my-bucket/data``."""
-        return self.bucket.removeprefix("s3://").rstrip("/")
+        return self.bucket.partition("://")[2].rstrip("/")
 
     @property
     def cache(self) -> int:
@@ -50,16 +60,14 @@ class Mount(Declaration):
 
     @model_validator(mode="after")
     def _check(self) -> Mount:
-        if not self.bucket.startswith("s3://"):
-            hint = "A task reaches a bucket of Cloud Storage, too, with sky.SpotCheckpointer(gs://...)."
+        if self.scheme not in _NAMES or "://" not in self.bucket:
             raise InvalidField(
-                "expected a bucket of S3 such as s3://my-bucket/data",
+                "expected a bucket such as s3://my-bucket/data or gs://my-bucket/data",
                 field="Mount.bucket",
                 given=self.bucket,
-                hint=hint,
             )
         name, _, prefix = self.source.partition("/")
-        if not _BUCKET.fullmatch(name):
+        if not _NAMES[self.scheme].fullmatch(name):
             raise InvalidField("no bucket has such a name", field="Mount.bucket", given=name)
         if prefix and (not _PREFIX.fullmatch(prefix) or any(part in (".", "..") for part in prefix.split("/"))):
             hint = "Letters, digits and ._=+@- are taken, with one / between two parts."
@@ -86,17 +94,20 @@ Mounts = Annotated[tuple[InstanceOf[Mount], ...] | list[InstanceOf[Mount]], Afte
 
 
 def check(provider: Provider, mounts: Sequence[Mount], volumes: Iterable[str]) -> None:
-    """Raises `NotSupported` where the place of *provider* mounts no bucket, and `InvalidField` where a path and that of
-    one of the *volumes* lie in each other."""
-    if mounts and not provider.data.traits.mounts:
-        having = ", ".join(data.about.called for data in map(read, kinds()) if data.traits.mounts)
-        raise NotSupported(
-            f"no bucket is mounted on {provider.data.about.called}",
-            field="mounts",
-            given=mounts[0].bucket,
-            hint=f"Buckets are mounted on {having}. Elsewhere a task fetches what it reads, and saves with "
-            "sky.SpotCheckpointer.",
-        )
+    """Raises `NotSupported` where the place of *provider* does not mount such buckets, and `InvalidField` where a path
+    and that of one of the *volumes* lie in each other."""
+    here = provider.data.traits.mounts
+    for mount in mounts:
+        if mount.scheme != here:
+            every = [read(kind) for kind in kinds()]
+            having = [f"{each.about.called} ({each.traits.mounts}://)" for each in every if each.traits.mounts]
+            raise NotSupported(
+                f"no bucket{f' of {mount.scheme}://' if here else ''} is mounted on {provider.data.about.called}",
+                field="mounts",
+                given=mount.bucket,
+                hint=f"Buckets are mounted on {' and '.join(having)}. Elsewhere a task fetches what it reads, and "
+                "saves with sky.SpotCheckpointer.",
+            )
     for path in volumes:
         for mount in mounts:
             if f"{mount.path}/".startswith(f"{path}/") or f"{path}/".startswith(f"{mount.path}/"):

@@ -179,6 +179,72 @@ def test_machines_that_stand_ready_and_a_head_that_may_start_them(bed: Bed) -> N
     assert own[f"{GOOGLE}google_service_account.head[0]"] == "delete"
 
 
+def test_the_account_of_nodes_that_mount_buckets(bed: Bed) -> None:
+    """It may read or write below the declared prefixes and do nothing else, for as long as they are declared."""
+    of_project(bed.world, "p")
+    bed.world.answer("google_service_account", {"email": "account-{n}@p.iam.gserviceaccount.com"})
+    data = {"bucket": "my-bucket", "prefix": "data"}
+    # One folder at two paths is one grant.
+    given = {"node_count": 2, "buckets": [data, data, {"bucket": "other", "write": True}]}
+
+    def grants() -> dict[tuple[str, str], str | None]:
+        """The conditions, by bucket and role."""
+        made = bed.world.asked("google_storage_bucket_iam_member")
+        [account] = {each["member"] for each in made}
+        assert {f"serviceAccount:{node['service_account'][0]['email']}" for node in instances(bed).values()} == {
+            account
+        }
+        found = {(each["bucket"], each["role"]): each["condition"] for each in made}
+        assert len(found) == len(made)
+        return {key: condition[0]["expression"] if condition else None for key, condition in found.items()}
+
+    declare(bed, node_count=2)
+    bed.apply()
+    assert not any(node["service_account"] for node in instances(bed).values())
+    nodes = {f'{GOOGLE}{INSTANCE}.node["train-{number}"]': "replace" for number in range(2)}
+    assert nodes.items() <= declare(bed, **given).items()
+    bed.apply()
+    assert bed.changes() == {}
+    assert grants() == {
+        (
+            "my-bucket",
+            "roles/storage.objectViewer",
+        ): "resource.name.startsWith('projects/_/buckets/my-bucket/objects/data/')"
+        " || api.getAttribute('storage.googleapis.com/objectListPrefix', '').startsWith('data/')",
+        ("other", "roles/storage.objectUser"): None,
+    }
+    # What is taken away is gone; the bucket is nobody's of ours.
+    changes = declare(bed, **{**given, "buckets": [data]})
+    gone = f'{GOOGLE}google_storage_bucket_iam_member.mounted["nodes writes other/"]'
+    assert changes == {gone: "delete"}
+    changes = declare(bed, node_count=2)
+    assert nodes.items() <= changes.items() and changes[f"{GOOGLE}google_service_account.nodes[0]"] == "delete"
+    # An account of the caller's has its rights from the caller.
+    changes = declare(bed, **given, service_account="mine@p.iam.gserviceaccount.com")
+    assert nodes.items() <= changes.items() and changes[f"{GOOGLE}google_service_account.nodes[0]"] == "delete"
+    assert {what for at, what in changes.items() if "bucket_iam_member" in at} == {"delete"}
+    refused(bed, "buckets: the name of a bucket has lower-case letters", buckets=[{"bucket": "My"}])
+    refused(bed, "a prefix letters, digits and", buckets=[{**data, "prefix": "a') || true"}])
+
+
+@pytest.mark.parametrize("kind", ["group", "elastic"])
+def test_a_head_besides_its_nodes_mounts_what_they_do(bed: Bed, kind: str) -> None:
+    of_project(bed.world, "p")
+    bed.world.answer("google_service_account", {"email": "account-{n}@p.iam.gserviceaccount.com"})
+    own = {"group": True} if kind == "group" else {"min_nodes": 0}
+    declare(bed, node_count=2, buckets=[{"bucket": "my-bucket", "prefix": "data"}], **own)
+    bed.apply()
+    assert bed.changes() == {}
+    members = {each["member"] for each in bed.world.asked("google_storage_bucket_iam_member")}
+    made = [*instances(bed).values(), *bed.world.asked(TEMPLATE)]
+    accounts = {each["labels"].get("skyinfra-node"): each["service_account"][0]["email"] for each in made}
+    assert members == {f"serviceAccount:{account}" for account in accounts.values()}
+    # The account that starts machines is the head's alone.
+    allowed = {each["member"] for each in bed.world.asked("google_compute_instance_iam_member")}
+    assert allowed == (set() if kind == "group" else {f"serviceAccount:{accounts['train-head']}"})
+    assert len(members) == (1 if kind == "group" else 2)
+
+
 def test_a_group_for_spot_and_for_several_types(bed: Bed, runner: Path) -> None:
     types = ["g2-standard-8", "g2-standard-12"]
     spot = {"node_count": 3, "spot": True, "machine_types": types, "runner_file": str(runner)}

@@ -15,6 +15,7 @@ from skyinfra.providers import kinds, read
 
 DATA = sky.Mount("s3://my-bucket/data", "/data")
 OUT = sky.Mount("s3://my-bucket/runs/1/", "/out", mode="write")
+GOOGLE = sky.Mount("gs://my-bucket/data", "/data")
 
 
 def pool(*mounts: sky.Mount, provider: Any = None, **fields: Any) -> Any:
@@ -30,9 +31,10 @@ def said(make: Any) -> str:
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
-    "Mount.bucket: expected a bucket of S3": ("my-bucket/data", {}),
-    "sky.SpotCheckpointer": ("gs://my-bucket/data", {}),
-    "no bucket has such a name": ("s3://My_Bucket/data", {}),
+    "Mount.bucket: expected a bucket such as s3://my-bucket/data or gs://my-bucket/data": ("my-bucket/data", {}),
+    "or gs://my-bucket/data (given: 'gcs://my-bucket/data')": ("gcs://my-bucket/data", {}),
+    "no bucket has such a name (given: 'my_bucket')": ("s3://my_bucket/data", {}),
+    "no bucket has such a name (given: 'My_Bucket')": ("gs://My_Bucket/data", {}),
     "cannot mount such a prefix (given: 'a b')": ("s3://my-bucket/a b", {}),
     "cannot mount such a prefix (given: '../x')": ("s3://my-bucket/../x", {}),
     "cannot mount such a prefix (given: 'a//b')": ("s3://my-bucket/a//b", {}),
@@ -67,12 +69,18 @@ def test_paths_that_lie_in_each_other() -> None:
 
 
 def test_places_that_mount_none_say_so_before_anything_is_made() -> None:
-    assert [kind for kind in kinds() if read(kind).traits.mounts] == ["aws"]
-    for provider in (sky.Local(simulate=True), sky.GCP(), sky.Container()):
+    assert {kind: read(kind).traits.mounts for kind in kinds() if read(kind).traits.mounts} == {
+        "aws": "s3",
+        "gcp": "gs",
+    }
+    for provider in (sky.Local(simulate=True), sky.RunPod(), sky.Container()):
         text = said(lambda provider=provider: pool(DATA, provider=provider))
-        assert "no bucket is mounted on" in text and "Buckets are mounted on AWS." in text, text
+        assert "no bucket is mounted on" in text, text
+        assert "Buckets are mounted on AWS (s3://) and Google Cloud (gs://)." in text
+    assert "no bucket of gs:// is mounted on AWS" in said(lambda: pool(GOOGLE))
+    assert "no bucket of s3:// is mounted on Google Cloud" in said(lambda: pool(DATA, provider=sky.GCP()))
     # A pool that may move is refused where one of its places cannot.
-    with pytest.raises(sky.NotSupported, match="no bucket is mounted on Google Cloud"):
+    with pytest.raises(sky.NotSupported, match="no bucket of s3:// is mounted on Google Cloud"):
         compile_pools([sky.ComputePool(provider=[sky.AWS(), sky.GCP()], accelerator="L4", mounts=[DATA])], "s")
 
 
@@ -87,14 +95,17 @@ def test_nodes_mount_them_before_their_runner_starts() -> None:
     names = list(made)
     assert names.index("packages of the system") < names.index("bucket at /data") < names.index("services")
     assert made["bucket at /data"]["arguments"] == {
-        "source": "my-bucket/data",
+        "url": "s3://my-bucket/data",
         "mount": "/data",
         "mode": "read",
         "cache_gb": 0,
         "user": "skyinfra",
         "unit": "/etc/systemd/system/skyinfra-mount-0.service",
     }
-    assert made["bucket at /out"]["arguments"]["source"] == "my-bucket/runs/1"
+    assert made["bucket at /out"]["arguments"]["url"] == "s3://my-bucket/runs/1"
+    other = steps(pool(GOOGLE, provider=sky.GCP()))
+    assert other["bucket at /data"]["arguments"]["url"] == "gs://my-bucket/data"
+    assert other["packages of the system"]["arguments"]["apt"] == ["fuse3", "rclone"]
     assert made["bucket at /state"]["arguments"]["cache_gb"] == 20
     assert made["bucket at /state"]["arguments"]["unit"].endswith("skyinfra-mount-2.service")
     files = written(user_data(pool(DATA)).head)
@@ -108,6 +119,11 @@ def test_the_role_may_do_what_is_declared_and_no_more() -> None:
         {"bucket": "my-bucket", "prefix": "runs/1", "write": True},
     ]
     assert "buckets" not in pool().selection.inputs
+    dotted = sky.Mount("gs://a_bucket.example.com", "/data", mode="cached")
+    assert pool(dotted, provider=sky.GCP()).selection.inputs["buckets"] == [
+        {"bucket": "a_bucket.example.com", "prefix": "", "write": True}
+    ]
+    assert "buckets" not in pool(provider=sky.GCP()).selection.inputs
 
 
 def test_what_makes_the_nodes_anew() -> None:

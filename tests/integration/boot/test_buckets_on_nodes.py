@@ -1,4 +1,4 @@
-"""Folders of buckets on booted nodes: real systemd, rclone and FUSE, and a server that speaks S3."""
+"""Folders of buckets on booted nodes: real systemd, rclone and FUSE, and servers that speak S3 and Cloud Storage."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import boto3
 import pytest
 from booted_nodes.fleet import Bed, Fleet
 from moto.server import ThreadedMotoServer
+from servers.cloud_storage import cloud_storage
 from support import missing
 from tasks_on_nodes.booted import output_of
 from terraform_projects.commands import until
@@ -21,16 +21,20 @@ import skyinfra as sky
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("booted-first")]
 
 PROGRAMS = ("rclone", "fusermount3")
-MOUNTS = (
-    sky.Mount("s3://a-bucket/data", "/data"),
-    sky.Mount("s3://a-bucket/out", "/out", mode="write"),
-    sky.Mount("s3://a-bucket/state", "/state", mode="cached", cache_gb=1),
-)
+# Whether a server speaks S3 or Cloud Storage, the variables by which rclone finds it, and the names of its objects.
+Store = tuple[str, str, Callable[[], set[str]]]
 
 
-@pytest.fixture
-def store(bed: Bed) -> Iterator[tuple[str, Any]]:
-    """The address of a server in the network of the nodes, and a client of it."""
+@pytest.fixture(params=["s3", "gs"])
+def store(request: pytest.FixtureRequest, bed: Bed) -> Iterator[Store]:
+    """A server in the network of the nodes, whose bucket has a file."""
+    if request.param == "gs":
+        with cloud_storage(bed.network.address) as made:
+            made.make("a-bucket")
+            made.put("a-bucket", "data/a.txt", b"first")
+            at = f"GCE_METADATA_HOST={made.address} RCLONE_GCS_ENDPOINT=http://{made.address}/storage/v1/"
+            yield "gs", at, lambda: {*made.sizes("a-bucket")}
+        return
     server = ThreadedMotoServer(ip_address=bed.network.address, port=0, verbose=False)
     server.start()
     url = "http://{}:{}".format(*server.get_host_and_port())
@@ -38,12 +42,13 @@ def store(bed: Bed) -> Iterator[tuple[str, Any]]:
     client = boto3.client("s3", endpoint_url=url, **keys)
     client.create_bucket(Bucket="a-bucket")
     client.put_object(Bucket="a-bucket", Key="data/a.txt", Body=b"first")
-    yield url, client
+    given = f"AWS_ACCESS_KEY_ID=k AWS_SECRET_ACCESS_KEY=s RCLONE_S3_PROVIDER=Minio RCLONE_S3_ENDPOINT={url}"
+    yield "s3", given, lambda: {each["Key"] for each in client.list_objects_v2(Bucket="a-bucket")["Contents"]}
     server.stop()
 
 
-def install(root: Path, url: str) -> None:
-    """Puts the programs of this machine there, as apt would, for a server that is not AWS's."""
+def install(root: Path, variables: str) -> None:
+    """Puts the programs of this machine there, as apt would, for a server that is not the cloud's."""
     for name in PROGRAMS:
         found = shutil.which(name)
         if found is None or not Path("/dev/fuse").exists():
@@ -52,22 +57,22 @@ def install(root: Path, url: str) -> None:
         shutil.copy(found, root / "usr/bin" / (f"{name}.real" if name == "rclone" else name))
     # Debian's fuse3 has it, which older versions of rclone look for.
     (root / "usr/bin/fusermount").symlink_to("fusermount3")
-    keys = "AWS_ACCESS_KEY_ID=k AWS_SECRET_ACCESS_KEY=s"
-    program = f'exec env {keys} RCLONE_S3_PROVIDER=Minio RCLONE_S3_ENDPOINT={url} /usr/bin/rclone.real "$@"'
+    program = f'exec env {variables} /usr/bin/rclone.real "$@"'
     (root / "usr/bin/rclone").write_text(f"#!/bin/sh\n{program}\n")
     (root / "usr/bin/rclone").chmod(0o755)
     (root / "opt/skyinfra").mkdir(parents=True)
     (root / "opt/skyinfra/packages.json").write_text(json.dumps(["fuse3", "rclone"]))
 
 
-def test_tasks_read_and_write_buckets_as_files(bed: Bed, fleet: Callable[..., Fleet], store: tuple[str, Any]) -> None:
-    url, client = store
-
-    def keys() -> set[str]:
-        return {each["Key"] for each in client.list_objects_v2(Bucket="a-bucket")["Contents"]}
-
-    made = fleet(bed.declare().model_copy(update={"mounts": MOUNTS}))
-    install(made.head.root, url)
+def test_tasks_read_and_write_buckets_as_files(bed: Bed, fleet: Callable[..., Fleet], store: Store) -> None:
+    scheme, variables, keys = store
+    mounts = (
+        sky.Mount(f"{scheme}://a-bucket/data", "/data"),
+        sky.Mount(f"{scheme}://a-bucket/out", "/out", mode="write"),
+        sky.Mount(f"{scheme}://a-bucket/state", "/state", mode="cached", cache_gb=1),
+    )
+    made = fleet(bed.declare().model_copy(update={"mounts": mounts}))
+    install(made.head.root, variables)
     made.head.real_devices = ("fuse",)
     made.boot()
     with made.connect() as pool:
