@@ -64,8 +64,8 @@ def commands(path: str = "skyinfra", command: Any = None) -> Iterator[tuple[str,
 
 
 def exit_codes() -> set[int]:
-    """Those of errors, of commands that name one, and of the two signals."""
-    found = {0, 128 + signal.SIGINT, 128 + signal.SIGTERM} | {
+    """Those of errors, of commands that name one, and of the three signals."""
+    found = {0, 128 + signal.SIGHUP, 128 + signal.SIGINT, 128 + signal.SIGTERM} | {
         getattr(errors, name).exit_code for name in errors.__all__
     }
     for path in (ROOT / "skyinfra" / "cli").glob("*.py"):

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import warnings
 from typing import Any
 
-from skyinfra.errors.signals import is_first
+from skyinfra.errors.signals import catch, is_first
 
 
 def main() -> None:
-    """The console script. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted, 143 terminated."""
+    """The console script. Exit codes: 0 done, 1 failed, 2 wrong usage, 129 the terminal
+    closed, 130 interrupted, 143 terminated."""
     import typer
 
     from skyinfra.cli.app import app
@@ -21,8 +21,7 @@ def main() -> None:
     from skyinfra.terminal import screen
 
     # As an exception, so that what a command has begun, such as a script on a slot, is ended with it.
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, _leave)
+    catch(_leave)
     # What Dask warns of is for who uses Dask: what concerns a person is said by the errors of skyinfra. Here, as
     # `engine.settings.quiet_client`, which decides for all clients, imports Dask, and that may warn by itself.
     warnings.filterwarnings("ignore", module=r"(dask|distributed|tornado)(\.|$)")
@@ -50,7 +49,7 @@ def main() -> None:
 
 
 def _leave(number: int, _frame: object) -> None:
-    if is_first():
+    if is_first(number):
         raise SystemExit(128 + number)
 
 

@@ -20,7 +20,7 @@ from skyinfra.client.launching import How, Sender, no_task, signature_of
 from skyinfra.client.lookup import connect
 from skyinfra.client.pool import Pool
 from skyinfra.client.ranks import Received
-from skyinfra.engine.termination import leave_on_sigterm
+from skyinfra.engine.termination import leave_on_signals
 from skyinfra.errors import refuses_unknown_options
 from skyinfra.protocol.calls import Outcome
 from skyinfra.protocol.instance import InstanceInfo
@@ -77,7 +77,7 @@ class Connecting:
             await self._pool.close()
 
     async def _connect(self) -> AsyncPool:
-        leave_on_sigterm()  # the thread may not
+        leave_on_signals()  # the thread may not
         connecting = asyncio.ensure_future(asyncio.to_thread(self._make))
         try:
             return AsyncPool(await asyncio.shield(connecting))

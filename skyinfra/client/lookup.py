@@ -12,7 +12,7 @@ from pathlib import Path
 from skyinfra.client import files
 from skyinfra.client.pool import Pool
 from skyinfra.client.questions import Questions
-from skyinfra.engine.termination import leave_on_sigterm
+from skyinfra.engine.termination import leave_on_signals
 from skyinfra.errors import (
     BootFailed,
     FleetUnreachable,
@@ -125,10 +125,10 @@ def open_pool(
     output, progress, secrets: see `connect`. closed: see `Limits`. timeout: seconds for the connection. patience:
     seconds for which the head or a slot may be gone before those who wait for it get `FleetUnreachable` or `SlotLost`;
     worker processes and heads that restart are back before. SIGTERM ends the program as Ctrl-C does from then on, see
-    `leave_on_sigterm`. Raises `FleetUnreachable`, `CredentialsRefused`,
+    `leave_on_signals`. Raises `FleetUnreachable`, `CredentialsRefused`,
     `VersionMismatch`, `InvalidManifest`, `InvalidInclude`.
     """
-    leave_on_sigterm()
+    leave_on_signals()
     watcher = Watcher(output, progress=progress)
     pool = Pool(Fleet(manifest, Limits(timeout, patience, closed), watcher=watcher, secrets=secrets))
     if includes:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
-import threading
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +19,7 @@ from skyinfra.deploy.kept import keep_before
 from skyinfra.deploy.reporting import Line
 from skyinfra.deploy.spending import described, since, spent
 from skyinfra.errors import FleetError, NotSupported, ProjectError, SkyinfraError, TerraformError, counted
-from skyinfra.errors.signals import is_first
+from skyinfra.errors.signals import catch, is_first, putting_off, restore
 from skyinfra.terraform import blocks
 from skyinfra.terraform.backends import LocalState
 from skyinfra.terraform.blocks import Opened, folder_of
@@ -84,7 +82,7 @@ class Session:
         self._synthesized: SynthesizedStack | None = None
         self._client: Pool | None = None
         self._lock: IO[str] | None = None
-        self._previous_handler: Any = None
+        self._handlers: dict[int, Any] = {}
 
     def open(self) -> Pool:
         """Deploys the pool and connects to it. After any failure on the way, it destroys the created resources."""
@@ -129,6 +127,7 @@ class Session:
         """Destroys the fleet and removes the session's folder. Raises `TerraformFailed`, with what to run next."""
         with contextlib.ExitStack() as cleanup:  # whatever fails, the rest is still done
             cleanup.callback(self._release)
+            cleanup.enter_context(putting_off())
             cleanup.callback(self._remove)
             if self._client is not None:
                 cleanup.callback(self._client.close)
@@ -196,19 +195,17 @@ class Session:
     def _release(self) -> None:
         if self._lock is not None:
             self._lock.close()
-        if self._previous_handler is not None:
-            signal.signal(signal.SIGTERM, self._previous_handler)
-            self._previous_handler = None
+        restore(self._handlers)
+        self._handlers = {}
 
     def _catch_termination(self) -> None:
-        """SIGTERM leaves the block as an exception, so that the fleet is destroyed; a program's own handler stays."""
+        """A signal that ends the program leaves the block as an exception, so that the fleet is destroyed."""
 
         def leave(number: int, _frame: object) -> None:
-            if is_first():
+            if is_first(number):
                 raise SystemExit(128 + number)
 
-        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-            self._previous_handler = signal.signal(signal.SIGTERM, leave)
+        self._handlers = catch(leave)
 
 
 def with_end(pool: ComputePool) -> tuple[ComputePool, str]:

@@ -25,7 +25,7 @@ from python_terraform import IsFlagged
 
 from skyinfra.errors import DeployInterrupted, TerraformFailed, TerraformNotFound
 from skyinfra.errors.printable import printable
-from skyinfra.errors.signals import is_first
+from skyinfra.errors.signals import ENDING, is_first
 from skyinfra.terraform.cloud_errors import explain
 from skyinfra.terraform.state import keep_private, not_saved
 from skyinfra.terraform.text import (
@@ -139,8 +139,8 @@ class _Run:
 class Terraform(python_terraform.Terraform):  # type: ignore[misc]
     """terraform in one working directory. Every method raises `TerraformFailed` with Terraform's own words.
 
-    An interruption (Ctrl-C, SIGTERM) is handed on once, so that Terraform ends the step it is in, saves its state and
-    releases the lock; then `DeployInterrupted` is raised.
+    An interruption (Ctrl-C, SIGTERM, SIGHUP) is handed on once, so that Terraform ends the step it is in, saves its
+    state and releases the lock; then `DeployInterrupted` is raised.
     """
 
     def __init__(self, working_dir: Path, program: Sequence[str] | None = None) -> None:
@@ -306,8 +306,8 @@ def _after_interruption(remote: str | None) -> str:
 def _process(
     words: Sequence[str], folder: Path, complaints: IO[str]
 ) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
-    """Terraform in a session of its own; the first interruption is handed on to it once, a second one too. A SIGTERM
-    that repeats another is none: Terraform leaves at the second one, whether it has saved its state or not.
+    """Terraform in a session of its own; the first interruption is handed on to it once, a second one too. What
+    repeats another is none: Terraform leaves at the second one, whether it has saved its state or not.
 
     What it writes to stderr goes to *complaints*: warnings about its own set-up, and errors where it speaks no JSON.
     """
@@ -318,7 +318,7 @@ def _process(
     process: subprocess.Popen[str] | None = None
 
     def hand_on(number: int, _frame: object) -> None:
-        if number == signal.SIGTERM and not is_first():
+        if number in ENDING and not is_first(number):
             return
         interrupted.append(number)
         if process is not None:
@@ -362,11 +362,13 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def _set_handlers(handler: Callable[[int, object], None]) -> dict[int, Any]:
-    """Handlers for SIGINT and SIGTERM; returns the previous ones. Only the main thread may set them."""
+    """Handlers for what interrupts a program and is not ignored; returns the previous ones. Only the main thread may
+    set them."""
     previous: dict[int, Any] = {}
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, *ENDING):
         try:
-            previous[number] = signal.signal(number, handler)
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                previous[number] = signal.signal(number, handler)
         except ValueError:  # not in the main thread
             return previous
     return previous

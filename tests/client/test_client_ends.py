@@ -75,11 +75,11 @@ with open_pool(manifest) as pool:
 class Client:
     """The program *text*, with tasks that hold slots."""
 
-    def __init__(self, text: str, manifest: object, folder: Path) -> None:
+    def __init__(self, text: str, manifest: object, folder: Path, *, nohup: bool = False) -> None:
         self.folder = folder
         folder.mkdir()
         self.process = subprocess.Popen(
-            [sys.executable, "-c", TASK + textwrap.dedent(text), str(folder)],
+            [*(["nohup"] if nohup else []), sys.executable, "-c", TASK + textwrap.dedent(text), str(folder)],
             env={**os.environ, "PYTHONPATH": python_path()},
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -103,8 +103,8 @@ class Client:
 def client(fleet, tmp_path: Path) -> Iterator[object]:
     made: list[Client] = []
 
-    def make(text: str) -> Client:
-        made.append(Client(text, fleet.manifest.to_json(), tmp_path / f"client{len(made)}"))
+    def make(text: str, **options: bool) -> Client:
+        made.append(Client(text, fleet.manifest.to_json(), tmp_path / f"client{len(made)}", **options))
         return made[-1]
 
     yield make
@@ -153,6 +153,19 @@ def test_sigterm_ends_a_command_and_what_it_has_begun(fleet, tmp_path: Path, wai
     assert process.returncode == 128 + signal.SIGTERM
     [held] = (tmp_path / "held").iterdir()
     wait_until(lambda: not psutil.pid_exists(int(held.name)), timeout=30)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nohup", [False, True])
+def test_a_terminal_that_closes_ends_a_program_unless_it_ignores_that(client, wait_until, nohup: bool) -> None:
+    program = client(BLOCK, nohup=nohup)
+    wait_until(lambda: len(program.running()) == 4)
+    for number in (signal.SIGHUP, signal.SIGTERM):
+        program.process.send_signal(number)
+        time.sleep(0.1)
+    assert program.process.wait(60) == 128 + (signal.SIGTERM if nohup else signal.SIGHUP)
+    assert "Traceback" not in program.process.stderr.read()
+    wait_until(lambda: not program.running(), timeout=30)
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ import uuid
 from pathlib import Path
 
 import pytest
+from front_ends.on_terminal import Leaving
 from terraform_projects.commands import environment, left, processes, skyinfra, until
 from terraform_projects.synthesized import project_of
 
@@ -104,6 +105,20 @@ def test_a_deploy_that_was_cut_off_shows_in_status(tmp_path: Path) -> None:
     assert shown.returncode == 1 and "begun at 2026-11-23T00:00:00+00:00, was killed." in shown.stdout
     skyinfra(here, "destroy", "--auto-approve")
     assert "old/cpu is not deployed" in skyinfra(here, "status").stdout
+    until(lambda: not processes(here))
+
+
+@pytest.mark.slow
+def test_a_deploy_whose_terminal_closes_saves_its_state(tmp_path: Path) -> None:
+    here = project(tmp_path, more=', image=sky.Image(run=["touch begun; sleep 600"])')
+    command = [sys.executable, "-m", "skyinfra.cli", "deploy", "--auto-approve"]
+    deploy = Leaving(command, here, environment())
+    until(lambda: deploy.read() or list(here.glob(".skyinfra/**/begun")))
+    assert deploy.close() == 128 + signal.SIGHUP
+    # No Terraform goes on alone, and no lock is left.
+    shown = skyinfra(here, "status", check=False).stdout
+    assert "old/cpu is partly deployed: 5 resources" in shown and "was interrupted" in shown
+    skyinfra(here, "destroy", "--auto-approve")
     until(lambda: not processes(here))
 
 

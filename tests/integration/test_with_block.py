@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from front_ends.on_terminal import Leaving
 from terraform_projects.commands import environment, processes, skyinfra, until
 
 HEAD = """
@@ -164,6 +165,30 @@ def test_a_block_that_is_interrupted(tmp_path: Path, number: signal.Signals, whe
     _, err = process.communicate(timeout=180)
     assert process.returncode != 0
     assert "/jsii/" not in err and (where == "deploy" or err.count("  File") <= 4), err
+    nothing_left(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_signal_ends_no_destroy_and_then_the_program(tmp_path: Path) -> None:
+    process = start(tmp_path, "with POOL as pool:\n    open('inside', 'w').close()\nprint('never')")
+    until(lambda: (tmp_path / "inside").exists())
+    (tmp_path / "inside").unlink()
+    for _ in range(100):
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.02)
+    out, err = process.communicate(timeout=180)
+    assert process.returncode == 128 + signal.SIGTERM and out == "", err
+    nothing_left(tmp_path)
+
+
+def test_a_block_whose_terminal_closes(tmp_path: Path) -> None:
+    """As a link of ssh that breaks: what is printed from then on would fail."""
+    body = "with POOL as pool:\n    open('inside', 'w').close()\n    time.sleep(120)"
+    (tmp_path / "program.py").write_text(HEAD + body)
+    program = Leaving([sys.executable, "program.py"], tmp_path, environment())
+    until(lambda: program.read() or (tmp_path / "inside").exists())
+    (tmp_path / "inside").unlink()
+    assert program.close() == 128 + signal.SIGHUP
     nothing_left(tmp_path)
 
 

@@ -126,7 +126,7 @@ def test_an_interrupted_apply_saves_the_state_and_releases_the_lock(tmp_path: Pa
             """
         )
     )
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         (tmp_path / "started").unlink(missing_ok=True)
         process = subprocess.Popen([sys.executable, "-c", APPLY, str(tmp_path)], stdout=subprocess.PIPE, text=True)
         deadline = time.monotonic() + 60
@@ -134,6 +134,9 @@ def test_an_interrupted_apply_saves_the_state_and_releases_the_lock(tmp_path: Pa
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.05)
         process.send_signal(number)
+        if number != signal.SIGINT:  # `timeout` and shells send it twice, at which Terraform would not wait
+            time.sleep(0.2)
+            process.send_signal(number)
         out, _ = process.communicate(timeout=60)
         assert process.returncode == 128 + number
         assert "skyinfra destroy" in out

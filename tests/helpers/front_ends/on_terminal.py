@@ -6,10 +6,12 @@ import fcntl
 import os
 import pty
 import re
+import select
 import struct
 import subprocess
 import sys
 import termios
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from support import python_path
@@ -44,6 +46,34 @@ def on_terminal(
         found += part
     os.close(main)
     return process.wait(), found.decode(errors="replace").replace("\r\n", "\n")
+
+
+class Leaving:
+    """A program on a terminal that closes before it ends, as a window does, or a link of ssh that breaks."""
+
+    def __init__(self, command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> None:
+        self._main, terminal = pty.openpty()
+        self.process = subprocess.Popen(
+            command,
+            stdin=terminal,
+            stdout=terminal,
+            stderr=terminal,
+            cwd=folder,
+            env=environment,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+        os.close(terminal)
+
+    def read(self) -> None:
+        """Takes what was printed so far, without which the program would wait."""
+        while select.select([self._main], [], [], 0.05)[0]:
+            os.read(self._main, 65536)
+
+    def close(self) -> int:
+        """Closes the terminal. Returns the exit code."""
+        os.close(self._main)
+        return self.process.wait(180)
 
 
 def plain(text: str) -> str:
