@@ -10,6 +10,7 @@ from pathlib import Path
 import boto3
 import pytest
 from booted_nodes.fleet import Bed, Fleet
+from booted_nodes.google import on_google
 from moto.server import ThreadedMotoServer
 from servers.cloud_storage import cloud_storage
 from support import missing
@@ -71,7 +72,10 @@ def test_tasks_read_and_write_buckets_as_files(bed: Bed, fleet: Callable[..., Fl
         sky.Mount(f"{scheme}://a-bucket/out", "/out", mode="write"),
         sky.Mount(f"{scheme}://a-bucket/state", "/state", mode="cached", cache_gb=1),
     )
-    made = fleet(bed.declare().model_copy(update={"mounts": mounts}))
+    pool = bed.declare() if scheme == "s3" else bed.declare(provider=sky.GCP(flex_start_hours=1))
+    made = fleet(pool.model_copy(update={"mounts": mounts}))
+    if scheme == "gs":
+        on_google(made.head, made)
     install(made.head.root, variables)
     made.head.real_devices = ("fuse",)
     made.boot()
