@@ -10,7 +10,7 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "providers.md"
 BEGIN, END = "<!-- begin: python -m tools.providers_page -->\n", "<!-- end -->\n"
 BEGIN_VERIFIED = "<!-- begin: verified, python -m tools.providers_page -->\n"
 _COLUMNS = (
-    "",
+    "provider",
     "nodes",
     "set up by",
     "the runner arrives",
@@ -22,7 +22,15 @@ _COLUMNS = (
     "the head is found by",
     "tested",
 )
-_VERIFIED = ("", "images and drivers by", "names by", "errors: causes, quotations", "applied by", "against", "last")
+_VERIFIED = (
+    "provider",
+    "images and drivers by",
+    "names by",
+    "errors: causes, quotations",
+    "applied by",
+    "against",
+    "last",
+)
 _FORMS = {"node.json": "their configuration", "script": "a startup script", "container": "the entry of the container"}
 _BY = {"tenant": "the node's runner", "provider": "the provider", "nobody": "nobody"}
 _DELIVERY = {

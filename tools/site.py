@@ -141,7 +141,7 @@ def _command(path: str, command: Any) -> Iterator[str]:
     yield f"```\n{command.get_usage(context)}\n```\n"
     rows = [_row(parameter, context) for parameter in command.params if not getattr(parameter, "hidden", False)]
     if rows:
-        yield "\n".join(["| | |", "|---|---|", *rows]) + "\n"
+        yield "\n".join(["| argument or option | meaning |", "|---|---|", *rows]) + "\n"
     for name, found in sorted(getattr(command, "commands", {}).items()):
         if not found.hidden:
             yield from _command(f"{path} {name}", found)
