@@ -236,8 +236,8 @@ resource "google_compute_instance" "node" {
   depends_on = [google_compute_router_nat.this, google_compute_firewall.this, google_storage_bucket_iam_member.mounted]
 }
 
-# The account of nodes that mount buckets, and what it may do with them, there alone. Who lists names a prefix.
-# https://docs.cloud.google.com/iam/docs/conditions-attribute-reference (objectListPrefix), read 2026-11-27
+# The account of nodes that mount buckets, and what it may do with them: below the prefix, and to list, which is asked of
+# the bucket itself: no condition limits a list to a prefix (https://github.com/lanes-sh/link/pull/100, read 2026-11-27).
 resource "google_service_account" "nodes" {
   count = length(var.pool.buckets) > 0 && var.pool.service_account == null ? 1 : 0
 
@@ -257,7 +257,7 @@ resource "google_storage_bucket_iam_member" "mounted" {
 
     content {
       title      = "Below its prefix"
-      expression = "resource.name.startsWith('projects/_/buckets/${each.value.bucket}/objects/${condition.value}') || api.getAttribute('storage.googleapis.com/objectListPrefix', '').startsWith('${condition.value}')"
+      expression = "resource.name == 'projects/_/buckets/${each.value.bucket}' || resource.name.startsWith('projects/_/buckets/${each.value.bucket}/objects/${condition.value}')"
     }
   }
 }

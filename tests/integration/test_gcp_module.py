@@ -209,8 +209,8 @@ def test_the_account_of_nodes_that_mount_buckets(bed: Bed) -> None:
         (
             "my-bucket",
             "roles/storage.objectViewer",
-        ): "resource.name.startsWith('projects/_/buckets/my-bucket/objects/data/')"
-        " || api.getAttribute('storage.googleapis.com/objectListPrefix', '').startsWith('data/')",
+        ): "resource.name == 'projects/_/buckets/my-bucket'"
+        " || resource.name.startsWith('projects/_/buckets/my-bucket/objects/data/')",
         ("other", "roles/storage.objectUser"): None,
     }
     # What is taken away is gone; the bucket is nobody's of ours.

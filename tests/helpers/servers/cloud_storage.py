@@ -68,7 +68,8 @@ class CloudStorage:
             inside = all(each.startswith(self.below) for each in names)
         elif url.path.endswith("/o"):
             right = "storage.objects.create" if writes else "storage.objects.list"
-            inside = query.get("name" if writes else "prefix", self.below if writes else "").startswith(self.below)
+            # Who may list may list all: it is asked of the bucket.
+            inside = not writes or query.get("name", self.below).startswith(self.below)
         else:
             right, inside = "storage.buckets.get", False
         if inside and right != self.may_not:
