@@ -143,7 +143,7 @@ def console(*, to_stderr: bool = False, **options: Any) -> Console:
 
 
 def unread() -> bool:
-    """Returns whether something stands in the standard input: in a pipe, or in a file of which nothing was read yet."""
+    """Returns whether something waits in the standard input: in a pipe, or in a file of which nothing was read yet."""
     import fcntl
     import termios
 

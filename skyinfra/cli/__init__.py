@@ -11,8 +11,8 @@ from skyinfra.errors.signals import catch, is_first
 
 
 def main() -> None:
-    """The console script. Exit codes: 0 done, 1 failed, 2 wrong usage, 129 the terminal
-    closed, 130 interrupted, 143 terminated."""
+    """The console script. Exit codes: 0 done, 1 failed, 2 wrong usage, 129 its terminal closed, 130 interrupted, 143
+    terminated."""
     import typer
 
     from skyinfra.cli.app import app

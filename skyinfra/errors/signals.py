@@ -24,7 +24,7 @@ Handler = Callable[[int, object], None]
 
 
 def catch(handler: Handler) -> dict[int, Any]:
-    """Sets *handler* for those that have none; returns the handlers of before, for `restore`.
+    """Sets *handler* for those of `ENDING` that have none; returns the handlers of before, for `restore`.
 
     A handler of the program's own stays, and a signal that is ignored, as `nohup` has it. Only the main thread may set
     any.
@@ -64,7 +64,7 @@ def is_first(number: int) -> bool:
 
 @contextmanager
 def putting_off() -> Iterator[None]:
-    """Does first what is done here: a signal that comes meanwhile, to a handler of ours, ends the program after it."""
+    """Finishes the body first: a signal that comes meanwhile, to a handler of ours, is raised again after it."""
     global _last, _put_off, _missed
     before, _put_off = _put_off, True
     try:
