@@ -4,7 +4,7 @@ terraform {
   required_providers {
     azurerm = {
       source  = "registry.terraform.io/hashicorp/azurerm"
-      version = ">= 4.55.0, < 6.0.0"
+      version = ">= 4.75.0, < 6.0.0"
     }
     tls = {
       source  = "registry.terraform.io/hashicorp/tls"

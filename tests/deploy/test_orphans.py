@@ -111,7 +111,8 @@ def test_the_configuration_of_providers_with_settings_of_their_own(tmp_path: Pat
     (tmp_path / "terraform.old.tfstate").write_text(text)
     (orphan,) = find_orphans(here, here.stacks())
     document = json.loads((restore(orphan).folder / "cdk.tf.json").read_text())
-    assert document["provider"] == {"azurerm": [{"alias": "this", "features": {}}]}
+    features = {"persist_id_on_create_before_polling_for_completion": True}
+    assert document["provider"] == {"azurerm": [{"alias": "this", "features": features}]}
 
 
 def test_nodes_that_a_program_ends_get_the_module_that_has_it(tmp_path: Path) -> None:

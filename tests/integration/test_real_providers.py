@@ -17,7 +17,7 @@ import pytest
 from cloud_modules.cases import CLOUDS, access
 from far_end.stand_in import far_end
 from mock_provider.bed import PLATFORM, Bed, install, served
-from provider_apis import digitalocean, lambdalabs, oci, vultr
+from provider_apis import azure, digitalocean, lambdalabs, oci, vultr
 from provider_apis.server import Api
 from terraform_projects.commands import skyinfra
 from terraform_projects.mirrors import mirror_configuration, provider_mirror
@@ -48,6 +48,7 @@ class Real:
 
 
 REAL = [
+    Real("azure", azure.served, "virtualMachines", ("H100-NVL/3g.47gb", "H100-NVL/1g.12gb"), spot=True),
     Real("digitalocean", digitalocean.served, "droplets", ("H100/3g.40gb", "H100/1g.10gb"), stays=("tags",)),
     # Its provider takes a machine that is gone for a fault of the API: a plan fails.
     Real("lambda", lambdalabs.served, "instances", ("H100/3g.40gb", "H100/1g.10gb"), forgets=False),
@@ -136,6 +137,29 @@ def test_the_life_of_a_pool_with_the_provider_itself(real: Real, project: tuple[
     run("destroy", "--auto-approve")
     assert set(api.existing()) <= set(real.stays), api.existing()
     assert api.unanswered == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("real", [each for each in REAL if each.kind == "azure"], indirect=True, ids=["azure"])
+def test_a_machine_that_failed_while_it_was_made_is_ended_by_the_next_deploy(
+    real: Real, project: tuple[Bed, Api]
+) -> None:
+    """Azure takes a request for a machine, says later that there is no room for it, and keeps what failed."""
+    bed, api = project
+    message = "Allocation failed. We do not have sufficient capacity for the requested VM size in this region."
+    api.failing[real.machines] = ("AllocationFailed", message)
+    declare(bed, real, real.layouts[0], 1)
+    refused = skyinfra(bed.folder, "deploy", "--auto-approve", "--no-wait", check=False, **bed.environment)
+    assert refused.returncode == 1 and "Azure has no such machine there now" in refused.stderr, refused.stderr
+    failed = set(api.kind(real.machines))
+    assert len(failed) == 1
+
+    api.failing.clear()
+    skyinfra(bed.folder, "deploy", "--auto-approve", "--no-wait", **bed.environment)
+    made = set(api.kind(real.machines))
+    assert len(made) == 1 and made.isdisjoint(failed)
+    skyinfra(bed.folder, "destroy", "--auto-approve", **bed.environment)
+    assert api.existing() == {}
 
 
 def test_each_of_them_is_a_cloud_of_this_version() -> None:

@@ -271,7 +271,8 @@ def test_machines_of_azure() -> None:
         with pytest.raises(InvalidField, match="64 to 4095"):
             selected(access(sky.Azure), disk_gb=disk)
     [provider, _] = access(sky.Azure).terraform()
-    assert provider.configuration() == {"alias": "this", "features": {}}
+    features = {"persist_id_on_create_before_polling_for_completion": True}
+    assert provider.configuration() == {"alias": "this", "features": features}
     for labels in ({"a/b": "c"}, {"skyinfra-pool": "x"}, {"a": "x" * 257}):
         with pytest.raises(InvalidField, match="labels"):
             selected(access(sky.Azure), labels=labels)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import ssl
 import threading
 import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 Body = dict[str, Any]
-Answer = tuple[int, Any]
+# With headers of its own, where it has some.
+Answer = tuple[int, Any] | tuple[int, Any, dict[str, str]]
 
 
 class Refused(Exception):
@@ -41,6 +44,8 @@ class Api:
 
     objects: dict[str, dict[str, Body]] = field(default_factory=dict)
     gone: dict[str, Body] = field(default_factory=dict)
+    # Kinds of which a request is taken, and fails afterwards: the code and the message.
+    failing: dict[str, tuple[str, str]] = field(default_factory=dict)
     asked: list[tuple[str, str, Any]] = field(default_factory=list)
     unanswered: list[str] = field(default_factory=list)
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
@@ -78,7 +83,8 @@ Routes = dict[tuple[str, str], Handler]
 
 def _answer(api: Api, routes: Routes, method: str, url: str, given: bytes) -> Answer:
     parts = urllib.parse.urlsplit(url)
-    body = json.loads(given) if given else None
+    # A form, with which somebody logs in, is nobody's answer.
+    body = json.loads(given) if given[:1] in (b"{", b"[") else None
     with api.lock:
         api.asked.append((method, parts.path, body))
         for (how, pattern), handler in routes.items():
@@ -93,8 +99,13 @@ def _answer(api: Api, routes: Routes, method: str, url: str, given: bytes) -> An
 
 
 @contextmanager
-def serving(routes: Routes) -> Iterator[tuple[Api, str]]:
-    """Serves *routes* on a port of this machine; gives what it keeps, and its address."""
+def serving(
+    routes: Routes, *, tls: tuple[Path, Path] | None = None, headers: Mapping[str, str] | None = None
+) -> Iterator[tuple[Api, str]]:
+    """Serves *routes* on a port of this machine; gives what it keeps, and its address.
+
+    tls: a certificate of the name ``localhost``, and its key. headers: of each answer.
+    """
     api = Api()
 
     class Server(BaseHTTPRequestHandler):
@@ -102,11 +113,13 @@ def serving(routes: Routes) -> Iterator[tuple[Api, str]]:
 
         def _serve(self) -> None:
             given = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            code, body = _answer(api, routes, self.command, self.path, given)
+            code, body, *own = _answer(api, routes, self.command, self.path, given)
             content = b"" if body is None else json.dumps(body).encode()
             self.send_response(code)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(content)))
+            for name, value in {**(headers or {}), **(own[0] if own else {})}.items():
+                self.send_header(name, value)
             self.end_headers()
             self.wfile.write(content)
 
@@ -117,10 +130,15 @@ def serving(routes: Routes) -> Iterator[tuple[Api, str]]:
         setattr(Server, f"do_{method}", Server._serve)
     server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
     server.daemon_threads = True
+    scheme, host = ("https", "localhost") if tls else ("http", "127.0.0.1")
+    if tls:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*tls)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()
     try:
-        yield api, f"http://127.0.0.1:{server.server_address[1]}"
+        yield api, f"{scheme}://{host}:{server.server_address[1]}"
     finally:
         server.shutdown()
         server.server_close()

@@ -2,7 +2,7 @@ terraform {
   required_providers {
     azurerm = {
       source  = "registry.terraform.io/hashicorp/azurerm"
-      version = ">= 4.55"
+      version = ">= 4.75"
     }
   }
 }
@@ -11,6 +11,7 @@ provider "azurerm" {
   subscription_id = "00000000-0000-0000-0000-000000000000"
 
   features {
+    persist_id_on_create_before_polling_for_completion = true
   }
 }
 
