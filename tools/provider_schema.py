@@ -39,6 +39,7 @@ BY_HAND = (
     "gives",
     "unanswered",
     "found",
+    "said",
     "sensitive",
     "write_only",
 )

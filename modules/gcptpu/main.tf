@@ -78,8 +78,13 @@ resource "google_tpu_v2_vm" "slice" {
     enable_external_ips = false
   }
 
-  scheduling_config {
-    spot = var.spot
+  # One that says nothing but false would be planned anew for ever: Google answers it empty, and the provider then reads none.
+  dynamic "scheduling_config" {
+    for_each = var.spot ? [true] : []
+
+    content {
+      spot = true
+    }
   }
 
   dynamic "service_account" {

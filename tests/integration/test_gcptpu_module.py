@@ -80,7 +80,7 @@ def test_the_life_of_a_fleet(bed: Bed, tmp_path: Path) -> None:
     assert set(slices) == {"train-0", "train-1"}
     first = slices["train-0"]
     assert (first["accelerator_type"], first["runtime_version"]) == ("v5litepod-4", "v2-alpha-tpuv5-lite")
-    assert first["scheduling_config"][0]["spot"] is False
+    assert first["scheduling_config"] == []
     assert first["metadata"]["skyinfra-secret"] == fleet["secret"]
     assert first["metadata"]["skyinfra-skyinfra-0-1-0-py3-none-any-whl-bz2-0"]
     assert first["metadata"]["startup-script"].startswith("#!/bin/sh\n# train-0 10.84.0.")

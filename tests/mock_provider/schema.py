@@ -29,7 +29,8 @@ class Field:
     alone), ``values``, ``matches`` and ``between`` (the provider refuses others), ``one_of`` (exactly one of these is
     declared), ``conflicts`` (none of these is declared with it), ``accepted`` and ``max_bytes`` (the cloud refuses
     others, at create), ``gives`` (what the cloud answers; ``{n}`` counts), ``unanswered`` (the provider leaves it
-    unknown after a create, which Terraform refuses), ``found`` (what a refresh finds where nothing was declared).
+    unknown after a create, which Terraform refuses), ``found`` (what a refresh finds where nothing was declared),
+    ``said`` (false: a refresh does not find a block in which nothing but false, 0 and empty values were declared).
     """
 
     name: str
@@ -58,6 +59,7 @@ class Field:
     gives: Any = None
     unanswered: bool = False
     found: Any = None
+    said: bool = True
 
     @cached_property
     def fields(self) -> Fields:

@@ -251,7 +251,13 @@ def unanswered(schema: Fields, plan: dict[str, Value]) -> list[str]:
 
 def refreshed(schema: Fields, state: dict[str, Value]) -> dict[str, Value]:
     """Returns the state as a refresh leaves it."""
-    return {name: schema[name].found if value is None else value for name, value in state.items()}
+    return {name: _refreshed(schema[name], value) for name, value in state.items()}
+
+
+def _refreshed(field: Field, value: Value) -> Value:
+    if not field.said and not any(each for element in elements(field, value) for each in element.values()):
+        return []
+    return field.found if value is None else value
 
 
 def refused_by_cloud(schema: Fields, value: dict[str, Value]) -> str | None:
