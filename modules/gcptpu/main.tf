@@ -1,6 +1,9 @@
 locals {
   names = [for index in range(var.node_count) : "${var.name}-${index}"]
   head  = "${var.name}-head"
+  # Without the address of Compute Engine, as Google's examples name them: the provider compares what it reads as text.
+  # https://github.com/hashicorp/terraform-provider-google-beta google-beta/services/tpuv2/resource_tpu_v2_vm.go, read 2026-11-27
+  network = { for name in ["network", "subnetwork"] : name => replace(module.google[name], "/^https://.*?/(projects/)/", "$1") }
 }
 
 # The fleet secret; ../core says why it is made so.
@@ -73,8 +76,8 @@ resource "google_tpu_v2_vm" "slice" {
   metadata = merge(module.google.delivered, { startup-script = replace(module.google.user_data_worker, "@SKYINFRA_NODE@", each.key) })
 
   network_config {
-    network             = module.google.network
-    subnetwork          = module.google.subnetwork
+    network             = local.network.network
+    subnetwork          = local.network.subnetwork
     enable_external_ips = false
   }
 
@@ -97,7 +100,8 @@ resource "google_tpu_v2_vm" "slice" {
   }
 
   lifecycle {
-    ignore_changes       = [metadata["startup-script"]]
+    # Another subnetwork gives the head another address, for which slices are replaced.
+    ignore_changes       = [metadata["startup-script"], network_config]
     replace_triggered_by = [terraform_data.slices]
   }
 }

@@ -109,6 +109,29 @@ def test_the_life_of_a_fleet(bed: Bed, tmp_path: Path) -> None:
     assert not any(fleet["secret"] in each for each in bed.printed)
 
 
+def test_a_slice_has_its_network_by_the_name_that_google_answers(bed: Bed) -> None:
+    network, subnetwork = "projects/p/global/networks/n", "projects/p/regions/us-central1/subnetworks/n"
+    address = "https://www.googleapis.com/compute/v1/"
+    bed.world.answer("google_compute_network", {"self_link": address + network})
+    bed.world.answer("google_compute_subnetwork", {"self_link": address + subnetwork})
+    bed.world.answer("data.google_compute_subnetwork", {"network": f"{address}projects/p/global/networks/mine"})
+    declare(bed)
+    bed.apply()
+    (asked,) = bed.world.asked(SLICE)
+    [given] = asked["network_config"]
+    assert (given["network"], given["subnetwork"]) == (network, subnetwork)
+    # One that was made with the addresses stays as it is, until its network itself is another.
+    (made,) = bed.world.existing(SLICE).values()
+    made["network_config"][0] |= {"network": address + network, "subnetwork": address + subnetwork}
+    bed.world.put(SLICE, 1, made, asked)
+    assert declare(bed) == {}
+    mine = "projects/p/regions/us-central1/subnetworks/mine"
+    assert declare(bed, subnetwork=address + mine)[f'{SLICE}.slice["train-0"]'] == "replace"
+    bed.apply()
+    [given] = bed.world.asked(SLICE)[0]["network_config"]
+    assert (given["network"], given["subnetwork"]) == ("projects/p/global/networks/mine", mine)
+
+
 def test_the_hosts_of_a_slice(bed: Bed) -> None:
     addresses = [{"ip_address": f"10.84.0.1{n}", "port": 8470, "access_config": []} for n in range(8)]
     bed.world.answer(SLICE, {"network_endpoints": addresses})
@@ -125,6 +148,23 @@ def test_the_hosts_of_a_slice(bed: Bed) -> None:
     # All hosts have one text, with the name of the slice.
     assert made["metadata"]["startup-script"].startswith("#!/bin/sh\n# train-0 10.84.0.")
     assert bed.output("slices") == {"train-0": [each["ip_address"] for each in addresses]}
+    bed.destroy()
+    assert bed.world.existing() == {}
+
+
+def test_a_slice_that_was_taken_back_is_named_with_what_brings_it_back(bed: Bed) -> None:
+    given = {"spot": True, "node_count": 2}
+    declare(bed, **given)
+    bed.apply()
+    # Google keeps a spot slice that it took back, and the provider finds it.
+    [(asked, made)] = zip(bed.world.asked(SLICE)[1:], list(bed.world.existing(SLICE).values())[1:], strict=True)
+    bed.world.put(SLICE, 2, made | {"state": "PREEMPTED"}, asked)
+    taken = made["labels"]["skyinfra-node"]
+    with pytest.raises(AssertionError, match="was taken back") as caught:
+        declare(bed, **given)
+    again = f"-replace='module.train.{SLICE}.slice[\"{taken}\"]'"
+    assert again.replace("module.train", "module.NAME") in caught.value.args[0].replace("\\", "")
+    assert bed.changes(again.replace("'", "")) == {f'module.train.{SLICE}.slice["{taken}"]': "replace"}
     bed.destroy()
     assert bed.world.existing() == {}
 
