@@ -103,5 +103,12 @@ resource "google_tpu_v2_vm" "slice" {
     # Another subnetwork gives the head another address, for which slices are replaced.
     ignore_changes       = [metadata["startup-script"], network_config]
     replace_triggered_by = [terraform_data.slices]
+
+    # Google keeps a spot slice that it took back, so that it is never found gone.
+    # https://docs.cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.nodes#State
+    postcondition {
+      condition     = self.state != "PREEMPTED" && self.state != "TERMINATED"
+      error_message = "${each.key}: the slice was taken back (${self.state}). Have another one made: -replace='module.NAME.google_tpu_v2_vm.slice[\"${each.key}\"]'."
+    }
   }
 }
