@@ -173,5 +173,7 @@ resource "aws_autoscaling_group" "workers" {
     aws_s3_object.versions,
     aws_s3_object.runner,
     aws_iam_role_policy.session_manager,
+    # A node that ends writes what it has not written yet.
+    aws_iam_role_policy.buckets,
   ]
 }

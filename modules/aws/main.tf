@@ -186,6 +186,8 @@ resource "aws_instance" "head" {
     aws_s3_object.versions,
     aws_s3_object.runner,
     aws_iam_role_policy.session_manager,
+    # A node that ends writes what it has not written yet.
+    aws_iam_role_policy.buckets,
     terraform_data.offered,
   ]
 }
@@ -258,6 +260,8 @@ resource "aws_instance" "worker" {
     aws_s3_object.versions,
     aws_s3_object.runner,
     aws_iam_role_policy.session_manager,
+    # A node that ends writes what it has not written yet.
+    aws_iam_role_policy.buckets,
     terraform_data.offered,
   ]
 }

@@ -62,8 +62,9 @@ output "user_data_worker" {
 }
 
 output "account" {
-  description = "The e-mail address of the service account of nodes that are no machines of this module, in a list that is empty for none."
+  description = "The e-mail address of the service account of nodes that are no machines of this module, in a list that is empty for none. Whoever has it has its rights until it has ended."
   value       = local.account
+  depends_on  = [google_storage_bucket_iam_member.mounted]
 }
 
 output "address" {

@@ -243,6 +243,9 @@ def test_a_head_besides_its_nodes_mounts_what_they_do(bed: Bed, kind: str) -> No
     allowed = {each["member"] for each in bed.world.asked("google_compute_instance_iam_member")}
     assert allowed == (set() if kind == "group" else {f"serviceAccount:{accounts['train-head']}"})
     assert len(members) == (1 if kind == "group" else 2)
+    # A node that ends writes what it has not written yet.
+    for each in (INSTANCE, GROUP) if kind == "group" else (INSTANCE,):
+        assert f"module.train.{GOOGLE}google_storage_bucket_iam_member.mounted" in bed.outliving(each)
 
 
 def test_a_group_for_spot_and_for_several_types(bed: Bed, runner: Path) -> None:

@@ -85,6 +85,12 @@ class Bed:
         finally:
             self.printed = printed
 
+    def outliving(self, kind: str) -> set[str]:
+        """The addresses of what is there before every resource of the type *kind*, and as long as it."""
+        state = json.loads((self.folder / "terraform.tfstate").read_text())
+        made = [each for each in state["resources"] if (each["mode"], each["type"]) == ("managed", kind)]
+        return set.intersection(*(set(each["dependencies"]) for resource in made for each in resource["instances"]))
+
     def apply(self, *arguments: str, code: int = 0) -> str:
         return self.run("apply", "-no-color", "-input=false", "-auto-approve", *arguments, code=code)
 

@@ -1,4 +1,4 @@
-"""The mock bed held against the real hashicorp/aws provider and moto: both do the same to modules/aws."""
+"""The mock bed held against the real hashicorp/aws provider and moto: both do the same to modules/aws; and its order."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from cloud_modules.cases import AWS_SUBNETS, aws_answers
+from cloud_modules.cases import AWS, AWS_SUBNETS, aws_answers, root
 from mock_provider.bed import Bed, served
 from moto_aws.cloud import Cloud
 from moto_aws.effects import POOLS, cases, effects, in_readme, table
@@ -64,3 +64,14 @@ def test_the_bed_does_to_the_module_what_the_real_provider_does(tmp_path: Path) 
         found = {number: each for made in executor.map(look, networks) for number, each in made.items()}
     made = table((case, found[number]) for number, case in enumerate(every))
     assert set(made.splitlines()) - set(in_readme().splitlines()) == set()
+
+
+@pytest.mark.parametrize("spot", [False, True])
+def test_nodes_may_write_to_their_buckets_until_they_have_ended(tmp_path: Path, spot: bool) -> None:
+    with served(tmp_path, "aws") as bed:
+        aws_answers(bed.world)
+        bed.write(root(AWS, node_count=2, spot=spot, buckets=[{"bucket": "mine", "write": True}]), "main.tf.json")
+        bed.run("init")
+        bed.apply()
+        for kind in ("aws_instance", "aws_autoscaling_group") if spot else ("aws_instance",):
+            assert "module.train.aws_iam_role_policy.buckets" in bed.outliving(kind)
