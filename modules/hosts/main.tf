@@ -126,7 +126,7 @@ resource "terraform_data" "head" {
   lifecycle {
     precondition {
       condition     = coalesce(var.machines[local.head].address, "unknown") != "unknown"
-      error_message = "${local.head} has no address yet: the cloud is still making it. Deploy again in a minute."
+      error_message = "${local.head} has no address yet: the cloud is still making it. Deploy again in a minute. Where none comes, -replace of its machine has another one made."
     }
   }
 
@@ -162,7 +162,7 @@ resource "terraform_data" "worker" {
   lifecycle {
     precondition {
       condition     = coalesce(var.machines[each.key].address, "unknown") != "unknown"
-      error_message = "${each.key} has no address yet: the cloud is still making it. Deploy again in a minute."
+      error_message = "${each.key} has no address yet: the cloud is still making it. Deploy again in a minute. Where none comes, -replace of its machine has another one made."
     }
   }
 

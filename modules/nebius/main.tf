@@ -1,12 +1,11 @@
 locals {
-  # Addresses come with the length of their prefix.
+  # Addresses come with the length of their prefix. A machine that has stopped has none.
   addresses = {
     for node, instance in nebius_compute_v1_instance.node : node => {
-      private = split("/", instance.status.network_interfaces[0].ip_address.address)[0]
-      public  = split("/", instance.status.network_interfaces[0].public_ip_address.address)[0]
+      private = try(split("/", instance.status.network_interfaces[0].ip_address.address)[0], null)
+      public  = try(split("/", instance.status.network_interfaces[0].public_ip_address.address)[0], null)
     }
   }
-
 }
 
 # The fleet secret; ../core says why it is made so.
@@ -175,5 +174,10 @@ resource "nebius_compute_v1_instance" "node" {
     # A key and labels that are changed are for machines that are made later.
     ignore_changes       = [name, boot_disk.managed_disk.name, cloud_init_user_data, labels]
     replace_triggered_by = [terraform_data.machine, tls_private_key.host[each.key]]
+
+    postcondition {
+      condition     = try(self.status.state, null) != "STOPPED"
+      error_message = "${each.key} has stopped. Start it, or have another one made: -replace='module.NAME.nebius_compute_v1_instance.node[\"${each.key}\"]'. Nebius starts no preemptible machine again that it took back."
+    }
   }
 }

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cloud_modules.cases import AZURE, CASES, CLOUDS, DIGITALOCEAN, LAMBDA, VERDA, ModuleCase
+from cloud_modules.cases import AZURE, CASES, CLOUDS, DIGITALOCEAN, LAMBDA, NEBIUS, VERDA, ModuleCase
 from far_end.stand_in import calls, far_end, node_file
 from mock_provider.bed import Bed, served
 from mock_provider.world import Failure
@@ -274,6 +274,29 @@ def test_a_machine_that_has_no_address_yet_is_waited_for_and_can_be_destroyed(be
     assert bed.changes() == {}
     for file, each in bed.world.existing("verda_instance").items():
         (bed.world.folder / file).write_text(json.dumps({**each, "ip": None}))
+    bed.destroy()
+    assert bed.world.existing() == {}
+
+
+@clouds(NEBIUS)
+def test_a_machine_that_was_taken_back_is_named_with_what_makes_another_one(bed: Bed) -> None:
+    """Nebius stops it, and takes its address."""
+    bed.apply()
+    node = 'nebius_compute_v1_instance.node["train-1"]'
+    kind = node.partition(".")[0]
+    [file] = [file for file, each in bed.world.existing(kind).items() if each["hostname"] == "train-1"]
+    made = bed.world.existing(kind)[file]
+    for none in ([{**made["status"]["network_interfaces"][0], "public_ip_address": None}], []):
+        made["status"] |= {"state": "STOPPED", "network_interfaces": none}
+        (bed.world.folder / file).write_text(json.dumps(made))
+        said = bed.run("plan", "-no-color", code=1)
+        assert f"train-1 has stopped. Start it, or have another one made: -replace='module.NAME.{node}'" in said
+        assert "Invalid" not in said
+    assert bed.changes(f"-replace=module.train.{node}")[f"module.train.{node}"] == "replace"
+    # One that runs again has an address after a moment.
+    made["status"]["state"] = "STARTING"
+    (bed.world.folder / file).write_text(json.dumps(made))
+    assert "train-1 has no address yet" in bed.run("plan", "-no-color", code=1)
     bed.destroy()
     assert bed.world.existing() == {}
 

@@ -243,7 +243,9 @@ CLOUDS: dict[str, dict[str, Any]] = {
 _OVER_SSH = {
     kind: over_ssh(kind, {"lambda": lambda_answers}.get(kind, nothing), **given) for kind, given in CLOUDS.items()
 }
-AZURE, DIGITALOCEAN, LAMBDA, VERDA = (_OVER_SSH[kind] for kind in ("azure", "digitalocean", "lambda", "verda"))
+AZURE, DIGITALOCEAN, LAMBDA, NEBIUS, VERDA = (
+    _OVER_SSH[kind] for kind in ("azure", "digitalocean", "lambda", "nebius", "verda")
+)
 
 
 def access(kind: str) -> Inputs:
