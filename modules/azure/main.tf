@@ -127,7 +127,11 @@ resource "azurerm_network_interface" "node" {
     public_ip_address_id          = azurerm_public_ip.node[each.key].id
   }
 
-  lifecycle { ignore_changes = [name] }
+  lifecycle {
+    ignore_changes = [name]
+    # Azure deletes no address that an interface has.
+    replace_triggered_by = [azurerm_public_ip.node[each.key].id]
+  }
 }
 
 # InfiniBand connects machines of one availability set, which takes no spot machines and stands in no zone.

@@ -244,6 +244,21 @@ def test_a_machine_that_was_left_outside_of_the_state_stops_the_apply_and_no_oth
     assert len(bed.world.existing(kind)) == 2 and bed.changes() == {}
 
 
+@clouds(AZURE)
+def test_an_address_that_is_made_anew_goes_after_its_interface(bed: Bed) -> None:
+    """Azure deletes no address that an interface has; one that stays has its interface changed in place."""
+    bed.apply()
+
+    def changed(**inputs: Any) -> dict[str, set[str]]:
+        declare(bed, AZURE, **inputs)
+        found = bed.changes()
+        kinds = ("azurerm_public_ip", "azurerm_network_interface", "azurerm_linux_virtual_machine")
+        return {kind: {found.get(f'module.train.{kind}.node["train-{n}"]', "") for n in range(2)} for kind in kinds}
+
+    assert set(map(frozenset, changed(zone="2").values())) == {frozenset({"replace"})}
+    assert set(map(frozenset, changed(labels={"team": "b"}).values())) == {frozenset({"update"})}
+
+
 @clouds(LAMBDA)
 def test_where_no_key_can_be_given_that_of_the_first_contact_is_kept(bed: Bed, machines: Path) -> None:
     (machines / "10.0.0.1.key").write_text("ssh-ed25519 AAAAfirst")
