@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Literal
 
 from skyinfra.drain.notices import ec2_metadata
-from skyinfra.errors import InvalidField, NodeFailed
+from skyinfra.errors import InvalidField, NodeFailed, StateDirectoryError
 from skyinfra.first_boot import fetch
-from skyinfra.node.folder import NodeDirectory
+from skyinfra.node.folder import NodeDirectory, writing
 from skyinfra.protocol.nodeconfig import NodeConfig
 
 Form = Literal["machine", "container", "process"]
@@ -49,7 +49,15 @@ def form(config: NodeConfig) -> Form:
 
 def ask(directory: NodeDirectory, why: str) -> None:
     """Asks root to end the machine. Raises `StateDirectoryError`."""
-    directory.write(directory.path / REQUEST, why + "\n")
+    file = directory.path / REQUEST
+    try:
+        directory.write(file, why + "\n")
+    except StateDirectoryError:
+        if directory.lost:
+            raise
+        # A full disk takes an empty file all the same, and root reads nothing of it.
+        with writing(file):
+            os.close(os.open(file, os.O_WRONLY | os.O_CREAT, 0o644))
 
 
 def end(path: Path) -> None:

@@ -82,6 +82,8 @@ class IdleWatch:
     _meter: Meter | None = None
     _written: Meter | None = None
     _looks: int = 0
+    # Whether the disk takes no request for a drain: the slots stay open then, and the looks at them count all the same.
+    _refused: bool = False
     _terminals: dict[str, tuple[float, float]] | None = None
     _asked: float | None = None
     # When the watch began, and when the head answered last.
@@ -132,7 +134,7 @@ class IdleWatch:
             return f"it was not ready within {span(_LOST_S)}" if waits_s >= _LOST_S else None
         if meter.unused_s < idle_s:
             return None
-        allowed = await self.retire(node, self._looks >= _AGAIN and self.closed())
+        allowed = await self.retire(node, self._looks >= _AGAIN and self._done)
         alone_s = max(_LOST_S, idle_s)
         if allowed is None and now - self._answered >= alone_s:
             return f"it had no task and no head for {span(alone_s)}"
@@ -162,7 +164,7 @@ class IdleWatch:
             if idle_left > 0 and leaves is not None:
                 why = leaves
             self._close(request.IDLE, why, None)
-            self._looks = self._looks + 1 if self.closed() else 0
+            self._looks = self._looks + 1 if self._done else 0
             if self._looks > _AGAIN:
                 self._end(why, node)
 
@@ -177,14 +179,21 @@ class IdleWatch:
             logger.warning("the node %s", text)
         self.stops = text
 
+    @property
+    def _done(self) -> bool:
+        """Whether no more can be done to keep tasks away."""
+        return self.closed() or self._refused
+
     def _close(self, by: str, why: str, until_s: float | None) -> None:
         """Requests the drain, unless there is one already: a person's stays."""
+        self._refused = False
         if self._request() is not None:
             return
         until = None if until_s is None else time.time() + until_s
         try:
             request.write(self.directory, Drain(request.VERSION, by, why, until, request.this_boot()))
         except StateDirectoryError as error:
+            self._refused = True
             self._log(str(error))
 
     def _serve_on(self) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import tempfile
 import time
 
 import pytest
@@ -296,3 +298,34 @@ def test_a_node_that_declares_no_end_counts_all_the_same(world: World) -> None:
     assert world.look().use(False)["idle_s"] == 0.0
     world.runs, world.head = False, (5.0, 3600.0, True)
     assert world.look(60.0).use(False) == {"idle_s": 0.0, "keep_s": 3600.0}
+
+
+def fill(patch: pytest.MonkeyPatch) -> None:
+    """Fills the disk: files can be made, nothing can be written to them."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    patch.setattr(tempfile, "mkstemp", refuse)
+
+
+def test_a_full_disk_keeps_no_idle_node(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.used_once()
+    fill(monkeypatch)
+    # Its slots stay open: a task that comes meanwhile takes it back.
+    assert world.look(IDLE + 10).over is None and world.drain is None
+    world.runs = True
+    assert world.look().over is None
+    world.runs = False
+    world.look(IDLE + 10)
+    for _ in range(2):
+        assert world.node.over is None and not world.asked
+        world.look()
+    assert world.node.over == "not used for 30m (stop_after_idle)" and world.asked
+
+
+def test_a_full_disk_keeps_no_node_beyond_its_lifetime(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.look(idle_seconds=0.0, lifetime_seconds=7200.0)
+    fill(monkeypatch)
+    world.look(7300)
+    assert world.node.over == "its max_lifetime of 2h is over" and world.asked
