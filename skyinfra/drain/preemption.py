@@ -138,10 +138,11 @@ class NoticeHandler:
 
     def _handle_notice(self, drain: Drain) -> None:
         present = self._request()
-        # A person's request stays unless the provider ends tasks sooner; a recommendation never replaces it.
-        ends = math.inf if drain.if_others or drain.until is None else drain.until
-        if present is not None and present.by == request.OPERATOR and ends >= (present.until or math.inf):
-            logger.info("%s; the node is drained by hand already", drain.why)
+        # A person's request stays unless the provider ends tasks sooner; a recommendation never replaces any.
+        ends = math.inf if drain.until is None else drain.until
+        later = present is not None and present.by == request.OPERATOR and ends >= (present.until or math.inf)
+        if present is not None and (drain.if_others or later):
+            logger.info("%s; the node is to be drained already: %s", drain.why, present.why)
         else:
             request.write(self._directory, drain)
             logger.info("%s; the node is to be drained", drain.why)

@@ -185,9 +185,10 @@ class IdleWatch:
         return self.closed() or self._refused
 
     def _close(self, by: str, why: str, until_s: float | None) -> None:
-        """Requests the drain, unless there is one already: a person's stays."""
-        self._refused = False
-        if self._request() is not None:
+        """Requests the drain, unless there is one already: a person's stays. A recommendation that the node does not
+        follow, as no other one has slots, is none."""
+        self._refused, found = False, self._request()
+        if found is not None and (self.closed() or not found.if_others):
             return
         until = None if until_s is None else time.time() + until_s
         try:

@@ -93,7 +93,9 @@ class Upgrades:
 
 def drain(directory: NodeDirectory, seconds: float) -> None:
     """Takes the node out of service for an upgrade, unless it is already; its tasks may go on for *seconds*."""
-    if request.find(directory) is None:
+    found, status = request.find(directory), directory.status()
+    # A recommendation is not followed where no other node has slots.
+    if found is None or (found.if_others and (status is None or status.drain_reason != found.why)):
         request.write(directory, Drain(request.VERSION, request.UPGRADE, _WHY, time.time() + seconds))
 
 

@@ -116,6 +116,19 @@ def test_what_a_person_asked_for_counts_unless_the_provider_is_sooner(
     assert (asked(tmp_path) or mine).by == "aws"
 
 
+@pytest.mark.parametrize("by", [request.UPGRADE, request.IDLE, request.LIFETIME])
+def test_a_recommendation_replaces_no_request(metadata: MetadataService, tmp_path: Path, by: str) -> None:
+    watcher = Both(node(tmp_path, "aws"))
+    before = Drain(request.VERSION, by, "it is the time", time.time() + 600)
+    request.write(NodeDirectory(tmp_path), before)
+    metadata.rebalance()
+    watcher.poll()
+    assert asked(tmp_path) == before
+    metadata.spot("terminate", time.time() + 120)
+    watcher.poll()
+    assert (asked(tmp_path) or before).by == "aws"
+
+
 @pytest.mark.parametrize(("gpus", "ahead"), [(True, 3590), (False, 50)])
 def test_maintenance_of_google_cloud(metadata: MetadataService, tmp_path: Path, gpus: bool, ahead: float) -> None:
     metadata.values = {f"{GCP}preempted": "FALSE", f"{GCP}maintenance-event": "NONE"}

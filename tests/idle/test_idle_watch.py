@@ -148,6 +148,39 @@ def test_a_drain_by_hand_stays_and_keeps_nothing(world: World) -> None:
     assert world.drain == by_hand
 
 
+def recommended() -> Drain:
+    return Drain(request.VERSION, "aws", "AWS recommends to leave", None, request.this_boot(), if_others=True)
+
+
+def test_a_recommendation_that_nobody_follows_keeps_nothing(world: World) -> None:
+    world.used_once()
+    request.write(world.directory, recommended())
+    world.look(IDLE + 10)
+    assert world.drain is not None and world.drain.by == request.IDLE
+    world.closed = True
+    for _ in range(3):
+        world.look()
+    assert world.asked
+
+
+def test_a_recommendation_that_the_node_follows_holds_after_its_end_is_taken_back(world: World) -> None:
+    world.used_once()
+    request.write(world.directory, recommended())
+    world.closed = True
+    world.look(IDLE + 10)
+    world.runs = True
+    world.look()
+    assert world.drain == recommended()
+
+
+def test_a_lifetime_is_said_to_tasks_where_a_recommendation_is_not_followed(world: World) -> None:
+    world.runs = True
+    world.look(idle_seconds=0.0, lifetime_seconds=7200.0)
+    request.write(world.directory, recommended())
+    world.look(7100)
+    assert world.drain is not None and world.drain.by == request.LIFETIME
+
+
 def test_it_warns_before(world: World) -> None:
     world.used_once()
     assert world.look(IDLE - 700).stops is None

@@ -19,6 +19,11 @@ import pytest
 from first_boots.boots import PACKAGE, FirstBoot, program, step
 from support import ROOT
 
+from skyinfra.drain import request
+from skyinfra.drain.request import Drain
+from skyinfra.node.folder import NodeDirectory, Status
+from skyinfra.runner import upgrade
+
 # Where a runner brings its units, in its environment.
 BROUGHT = "lib/python3.11/site-packages/skyinfra/node/units"
 # In place of uv: an environment is a folder whose Python says the version, a runner is the content of its wheel, and so
@@ -290,3 +295,18 @@ def test_a_node_that_boots_while_its_fleet_is_upgraded_takes_the_new_runner(node
     node.file.write_text(json.dumps(document))
     node.boot()
     assert node.runner == "new serves"
+
+
+@pytest.mark.parametrize(
+    ("reason", "by"), [(None, request.UPGRADE), ("maintenance", request.UPGRADE), ("AWS recommends to leave", "aws")]
+)
+def test_only_a_recommendation_that_the_node_follows_is_drain_enough(
+    tmp_path: Path, reason: str | None, by: str
+) -> None:
+    directory = NodeDirectory(tmp_path)
+    request.write(directory, Drain(request.VERSION, "aws", "AWS recommends to leave", None, if_others=True))
+    status = Status("demo", "train-0", "drained" if reason else "ready", "", drain_reason=reason)
+    directory.write(directory.status_file, status.dumps())
+    upgrade.drain(directory, 600.0)
+    found = request.find(directory)
+    assert found is not None and found.by == by
