@@ -14,7 +14,7 @@ from skyinfra.bootstrap import bundled, places, program, steps
 from skyinfra.bootstrap.quoting import quoted
 from skyinfra.compiler import Deployment
 from skyinfra.errors import InvalidField
-from skyinfra.protocol.nodeconfig import NodeConfig
+from skyinfra.protocol.nodeconfig import SETUP_S, UNHEARD_S, NodeConfig
 
 if TYPE_CHECKING:
     from jinja2 import Environment, Template
@@ -58,7 +58,6 @@ def files(deployment: Deployment, config: NodeConfig) -> list[NodeFile]:
         started.append("skyinfra-interrupt.service")
     if not config.scheduler_only:
         started.append("skyinfra-metrics.service")
-    ends_s = _FAILED_S if config.node_idle_seconds else 0
     composed = steps.compose(deployment, config, units=tuple(started))
     pool = deployment.pool
     mounted = frozenset(name for name, given in (("volumes", pool.volumes), ("buckets", pool.mounts)) if given)
@@ -71,9 +70,18 @@ def files(deployment: Deployment, config: NodeConfig) -> list[NodeFile]:
         ),
         NodeFile(places.STEPS, "0644", steps.document(composed, config, report_unit=_REPORT_UNIT)),
         *(NodeFile(f"{places.PROGRAM}/{name}", "0644", text) for name, text in carried),
-        NodeFile(f"{places.UNITS}/{_BOOT_UNIT}", "0644", _unit(_BOOT_UNIT, ends_s)),
+        NodeFile(f"{places.UNITS}/{_BOOT_UNIT}", "0644", _unit(_BOOT_UNIT, _ends_s(config))),
         NodeFile(f"{places.UNITS}/{_REPORT_UNIT}", "0644", _unit(_REPORT_UNIT)),
     ]
+
+
+def _ends_s(config: NodeConfig) -> int:
+    """Returns after how many seconds a machine ends that could not be set up; 0 for never. It has no runner, which
+    would end it otherwise."""
+    if config.node_idle_seconds:
+        return _FAILED_S
+    ends = (SETUP_S if config.idle_seconds else 0, config.lifetime_seconds, UNHEARD_S if config.budget else 0)
+    return int(min((seconds for seconds in ends if seconds), default=0))
 
 
 def render(found: Sequence[NodeFile], form: Form, *, config: NodeConfig | None = None) -> str:

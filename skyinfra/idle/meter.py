@@ -13,6 +13,7 @@ from pathlib import Path
 from skyinfra.drain.request import this_boot
 from skyinfra.errors import InvalidNodeConfig
 from skyinfra.protocol._schema import Document
+from skyinfra.protocol.nodeconfig import SETUP_S
 
 VERSION = 1
 FILE = "idle.json"
@@ -29,11 +30,12 @@ class Meter(Document, error=InvalidNodeConfig, source=FILE, version=VERSION):
     """The content of ``idle.json``.
 
     boot, at: when it was read last, by the id of the boot and the seconds since that. idle_s: since the last use of the
-    fleet, as far as the node knows; setup and boot do not count. unused_s: since the last task of the node itself.
-    lived_s: of the node. keep_s: for how long it is kept (`skyinfra keep`). served: whether the node was ready in this
-    boot. begun: whether anything has used the fleet since then. config: the hash of the configuration that it counts
-    for. ended: why the node has ended itself, or asked for its end; one that is started again after that begins anew.
-    budget_s: for how long the budget of the fleet lasts, as the head said last.
+    fleet, as far as the node knows; boot, and setup for a day, do not count. unused_s: since the last task of the node
+    itself. lived_s: of the node. keep_s: for how long it is kept (`skyinfra keep`). served: whether the node was ready
+    in this boot. begun: whether anything has used the fleet since then. config: the hash of the configuration that it
+    counts for. ended: why the node has ended itself, or asked for its end; one that is started again after that begins
+    anew. budget_s: for how long the budget of the fleet lasts, as the head said last. setup_s: for how long the node
+    has not been ready in this boot.
     """
 
     version: int = VERSION
@@ -48,6 +50,7 @@ class Meter(Document, error=InvalidNodeConfig, source=FILE, version=VERSION):
     ended: str | None = field(default=None, metadata=_LATER)
     budget_s: float | None = field(default=None, metadata=_LATER)
     unused_s: float = field(default=0.0, metadata=_LATER)
+    setup_s: float = field(default=0.0, metadata=_LATER)
 
     @classmethod
     def find(cls, folder: Path, *, machine: bool = False) -> Meter:
@@ -71,10 +74,11 @@ class Meter(Document, error=InvalidNodeConfig, source=FILE, version=VERSION):
 
         ready: whether the node is set up. A configuration that has changed is a use.
         """
-        again = boot != self.boot
+        again, changed = boot != self.boot, config != self.config
         passed = max(0.0, now - (0.0 if again else self.at))
         served = (self.served and not again) or ready
-        used = again or not self.served or config != self.config
+        # One that does not become ready is unused in the end: it costs money, and nobody may know of it.
+        used = again or changed or served is not self.served or not (served or self.setup_s >= SETUP_S)
         return replace(
             self,
             boot=boot,
@@ -85,6 +89,7 @@ class Meter(Document, error=InvalidNodeConfig, source=FILE, version=VERSION):
             keep_s=max(0.0, self.keep_s - passed),
             budget_s=None if self.budget_s is None else max(0.0, self.budget_s - passed),
             served=served,
+            setup_s=0.0 if again or changed or served else self.setup_s + passed,
             begun=self.begun and not again,
             config=config,
         )

@@ -24,7 +24,7 @@ from skyinfra.idle import ending
 from skyinfra.idle.meter import FILE, Meter, since_boot, span
 from skyinfra.node.folder import NodeDirectory
 from skyinfra.node.node import Node
-from skyinfra.protocol.nodeconfig import NodeConfig
+from skyinfra.protocol.nodeconfig import SETUP_S, UNHEARD_S, NodeConfig
 from skyinfra.protocol.services import UseOfFleet
 
 logger = logging.getLogger("skyinfra.runner")
@@ -36,8 +36,6 @@ _NEAR_S, _LOOK_LEAST_S = 5.0, 0.5
 _FIRST_S = {"machine": 900.0, "container": 300.0, "process": 60.0}
 # Part of the idle time, and of the lifetime, for which its end is announced, and the longest.
 _WARN, _WARN_S = 5, 600.0
-# No budget is less than the price of an hour.
-_UNHEARD_S = 3600.0
 # For how long before the end of its lifetime a node takes no new task.
 _LAST_S = 120.0
 # The meter is written that often, and at each use; a runner that was killed has lost no more.
@@ -86,8 +84,7 @@ class IdleWatch:
     _refused: bool = False
     _terminals: dict[str, tuple[float, float]] | None = None
     _asked: float | None = None
-    # When the watch began, and when the head answered last.
-    _began: float = field(default_factory=lambda: since_boot())
+    # When the head answered last, or the watch began.
     _answered: float = field(default_factory=lambda: since_boot())
     _said: str | None = field(default=None, repr=False)
 
@@ -128,15 +125,14 @@ class IdleWatch:
 
     async def _leaves(self, node: Node, meter: Meter) -> str | None:
         """Returns why a node without tasks ends, of a fleet that goes on without it; None where it stays."""
-        now, idle_s = since_boot(), node.config.node_idle_seconds
+        idle_s = node.config.node_idle_seconds
         if not meter.served:
-            waits_s = now if ending.form(node.config) == "machine" else now - self._began
-            return f"it was not ready within {span(_LOST_S)}" if waits_s >= _LOST_S else None
+            return _unready(_LOST_S) if meter.setup_s >= _LOST_S else None
         if meter.unused_s < idle_s:
             return None
         allowed = await self.retire(node, self._looks >= _AGAIN and self._done)
         alone_s = max(_LOST_S, idle_s)
-        if allowed is None and now - self._answered >= alone_s:
+        if allowed is None and since_boot() - self._answered >= alone_s:
             return f"it had no task and no head for {span(alone_s)}"
         return f"it had no task for {span(idle_s)} (idle_seconds)" if allowed else None
 
@@ -145,7 +141,10 @@ class IdleWatch:
         whoever deploys it wants to use it, and the time when it did not run is none without use."""
         machine = ending.form(node.config) == "machine"
         found = Meter.find(self.directory.path, machine=machine)
-        return found if machine else replace(found, served=False, begun=False)
+        if machine:
+            return found
+        found = found.advanced(boot=request.this_boot(), now=since_boot(), ready=False, config=found.config)
+        return replace(found, served=False, begun=False, setup_s=0.0)
 
     def _decide(self, node: Node, meter: Meter, *, running: bool, leaves: str | None) -> None:
         config = node.config
@@ -160,12 +159,13 @@ class IdleWatch:
         elif (idle_left > 0 and not leaves) or running:
             self._serve_on()
         else:
-            why = f"not used for {span(idle_s)} (stop_after_idle)"
+            why = f"not used for {span(idle_s)} (stop_after_idle)" if meter.served else _unready(SETUP_S)
             if idle_left > 0 and leaves is not None:
                 why = leaves
             self._close(request.IDLE, why, None)
             self._looks = self._looks + 1 if self._done else 0
-            if self._looks > _AGAIN:
+            # A runner that fails at each start looks once; no task has come to it.
+            if self._looks > _AGAIN or (self.closed() and not meter.served):
                 self._end(why, node)
 
     def _warn(self, idle_s: float, idle_left: float, life_s: float, life_left: float, meter: Meter, over: str) -> None:
@@ -306,7 +306,7 @@ def _life(config: NodeConfig, meter: Meter) -> tuple[float, float, str, str]:
     life_s, budget = config.lifetime_seconds, config.budget
     limits = [(life_s - meter.lived_s, life_s, f"its max_lifetime of {span(life_s)}", "over")] if life_s else []
     if budget is not None:
-        left_s = min(budget.seconds, _UNHEARD_S) - meter.lived_s if meter.budget_s is None else meter.budget_s
+        left_s = min(budget.seconds, UNHEARD_S) - meter.lived_s if meter.budget_s is None else meter.budget_s
         limits.append((left_s, budget.seconds, f"the budget of {budget}", "spent"))
     return min(limits, default=(math.inf, 0.0, "", ""))
 
@@ -315,6 +315,10 @@ def _lengths(config: NodeConfig) -> tuple[float, ...]:
     """Returns the lengths of time after which the node of *config* ends itself, 0 for never."""
     budget_s = config.budget.seconds if config.budget is not None else 0.0
     return config.idle_seconds, config.lifetime_seconds, config.node_idle_seconds, budget_s
+
+
+def _unready(seconds: float) -> str:
+    return f"it was not ready within {span(seconds)}"
 
 
 def _notice(seconds: float) -> float:

@@ -36,6 +36,11 @@ PLACEHOLDERS = (
     VOLUMES_PLACEHOLDER,
 )
 
+# For how long the setup of a node is no idleness.
+SETUP_S = 86_400.0
+# How long a node lives that never heard what is left of its budget: none is less than the price of an hour.
+UNHEARD_S = 3600.0
+
 # Fields that versions before did not know.
 _LATER = {"later": True}
 

@@ -194,3 +194,19 @@ def test_machines_of_an_elastic_pool_that_cannot_be_set_up_end_and_others_stay()
     # Not while a runner was started since the machine has: a task may run there.
     assert line.startswith("ExecStopPost=/bin/sh -c 'test -e /run/skyinfra/booted || test $$(cut")
     assert "poweroff" not in head and "poweroff" not in "".join(units(2))
+
+
+@pytest.mark.parametrize(
+    ("declared", "seconds"),
+    [
+        ({"stop_after_idle": "30m"}, 86_400),
+        ({"max_lifetime": "12h"}, 43_200),
+        ({"budget": sky.Budget(usd=200, action="stop")}, 3600),
+    ],
+)
+def test_a_machine_that_declares_an_end_and_cannot_be_set_up_ends(declared: dict[str, object], seconds: int) -> None:
+    """No runner is there, which would end it."""
+    data = user_data(compile_pool(sky.ComputePool(provider=sky.AWS(), nodes=2, **declared), "demo"))  # type: ignore[arg-type]
+    for text in (data.head, data.worker):
+        [line] = [each for each in written(text)[f"{UNITS}/skyinfra-boot.service"].splitlines() if "poweroff" in each]
+        assert f" -lt {seconds} " in line

@@ -15,7 +15,7 @@ from skyinfra.drain.request import Drain
 from skyinfra.errors import NodeFailed, StateDirectoryError
 from skyinfra.idle import meter
 from skyinfra.idle.meter import FILE, Meter
-from skyinfra.protocol.nodeconfig import NodeBudget
+from skyinfra.protocol.nodeconfig import SETUP_S, NodeBudget
 
 
 def test_slots_are_closed_looked_at_twice_and_then_the_machine_ends(world: World) -> None:
@@ -117,12 +117,51 @@ def test_an_apply_beside_it_is_a_use(world: World) -> None:
     assert world.look(IDLE - 10).over is None
 
 
-def test_a_setup_is_not_idle_however_long_it_takes(world: World) -> None:
+def test_a_setup_is_not_idle_for_a_day(world: World) -> None:
     """skypilot#715."""
     world.ready = False
     for _ in range(10):
         assert world.look(3600).over is None and world.drain is None
     assert world.node.stops is None
+
+
+def test_a_machine_that_is_never_ready_ends(world: World) -> None:
+    """Its packages cannot be installed, or its head has ended before it came."""
+    world.ready, world.closed = False, True
+    world.look()
+    world.look(SETUP_S)
+    assert world.look(IDLE - 10).over is None and world.drain is None
+    # Its runner fails at each start: no second look comes.
+    world.node = world.start()
+    world.look(20)
+    assert world.node.over == "it was not ready within 1d" and world.asked
+
+
+def test_a_machine_that_is_never_ready_and_has_tasks_or_a_fleet_that_is_used_stays(world: World) -> None:
+    """One of its slots is missing, for instance."""
+    world.ready, world.runs = False, True
+    for _ in range(5):
+        assert world.look(SETUP_S).over is None
+    world.runs, world.head = False, (0.0, 0.0, True)
+    for _ in range(5):
+        assert world.look(SETUP_S).over is None and world.drain is None
+    world.head = None
+    world.look(IDLE + 10)
+    # Its slots are closed first.
+    assert world.node.over is None and world.drain is not None
+    world.closed = True
+    assert world.look().over == "it was not ready within 1d"
+
+
+def test_a_container_that_is_started_again_is_set_up_as_long_as_before(world: World) -> None:
+    (world.folder / "systemd").rmdir()
+    world.ready = False
+    world.look()
+    world.node = world.start()
+    world.look(2 * SETUP_S)
+    world.closed = True
+    for _ in range(10):
+        assert world.look(3600).over is None and world.drain is None
 
 
 def test_a_fleet_that_nothing_has_used_waits_for_nodes_that_boot(world: World) -> None:

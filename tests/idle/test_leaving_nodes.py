@@ -158,9 +158,10 @@ def test_a_machine_that_is_never_ready_ends_and_so_does_its_bill(leaving: Leavin
     world.ready, world.now = False, 30.0
     (world.folder / FILE).unlink(missing_ok=True)
     leaving.start()
-    leaving.look(3000.0)
+    leaving.look()
+    leaving.look(3500.0)
     assert world.drain is None
-    leaving.look(600.0)
+    leaving.look(100.0)
     assert world.drain is not None and world.drain.why == "it was not ready within 1h"
     world.closed = True
     for _ in range(3):

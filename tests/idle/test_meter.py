@@ -9,6 +9,7 @@ import pytest
 
 from skyinfra.errors import InvalidNodeConfig
 from skyinfra.idle.meter import FILE, Meter, since_boot, span
+from skyinfra.protocol.nodeconfig import SETUP_S
 
 SERVED = Meter(boot="a", at=100.0, served=True, config="c")
 
@@ -23,13 +24,26 @@ def test_it_counts_from_the_last_use() -> None:
     assert later(later(SERVED, 160.0).used(), 190.0).lived_s == 90.0
 
 
-def test_a_setup_is_not_idle_however_long_it_takes() -> None:
+def test_a_setup_is_not_idle_for_a_day() -> None:
     meter = Meter(boot="a", at=0.0, config="c")
-    for now in (600.0, 1200.0, 7200.0):
+    for now in (600.0, 1200.0, 7200.0, SETUP_S - 100):
         meter = later(meter, now, ready=False)
         assert (meter.idle_s, meter.lived_s) == (0.0, now)
-    assert later(meter, 7300.0).idle_s == 0.0
-    assert later(later(meter, 7300.0), 7360.0).idle_s == 60.0
+    end = SETUP_S + 100
+    assert later(meter, end).idle_s == 0.0
+    assert later(later(meter, end), end + 60).idle_s == 60.0
+
+
+def test_a_node_that_is_not_ready_after_a_day_is_idle_from_then_on() -> None:
+    meter = later(Meter(boot="a", at=0.0, config="c"), SETUP_S + 1, ready=False)
+    assert meter.idle_s == 0.0
+    meter = later(meter, SETUP_S + 61, ready=False)
+    assert (meter.idle_s, meter.served) == (60.0, False)
+    assert later(meter.heard(5.0, 0.0, True), SETUP_S + 71, ready=False).idle_s == 15.0
+    # It is ready after all, or boots again: the time begins anew.
+    assert later(meter, SETUP_S + 71).idle_s == 0.0
+    again = later(meter, 100.0, boot="b", ready=False)
+    assert later(again, 200.0, boot="b", ready=False).idle_s == 0.0
 
 
 def test_one_that_was_ready_and_has_lost_its_slots_is_idle() -> None:
