@@ -19,15 +19,16 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import skyinfra
-from skyinfra.program import views
+from skyinfra.program import values, views
+from skyinfra.program.values import Values
 from skyinfra.protocol.pickles import MARK
 
 T = TypeVar("T")
 
 
-def with_values(values: dict[str, object], function: Callable[..., T], /, *args: object, **kwargs: object) -> T:
-    """Calls *function* after the global variables *values* of the script were set."""
-    vars(sys.modules["__main__"]).update(values)
+def with_values(brought: dict[str, object], function: Callable[..., T], /, *args: object, **kwargs: object) -> T:
+    """Calls *function* after the global variables *brought* of the script were set, for this task alone."""
+    Values(brought).set()
     return function(*args, **kwargs)
 
 
@@ -56,10 +57,13 @@ def loading(load: Callable[[], T]) -> T:
 
 
 def _make_main() -> None:
-    """Makes the script of the tree the module ``__main__``, unless it is."""
+    """Makes the script of the tree the module ``__main__``, unless it is; the task before has brought it no values."""
     wanted = os.environ.get(views.PROGRAM)
     before = sys.modules["__main__"]
-    if wanted is None or vars(before).get(MARK) == wanted:
+    if wanted is None:
+        return
+    if vars(before).get(MARK) == wanted:
+        values.put_back(vars(before))
         return
     try:
         loading_main(wanted)

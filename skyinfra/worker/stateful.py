@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 
 from skyinfra.errors import refuses_unknown_options
 from skyinfra.node import children
+from skyinfra.program.main import with_values
+from skyinfra.program.values import Values
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -45,8 +47,8 @@ class Recipe:
 
 
 _lock = threading.RLock()
-# The last one is the most recently used.
-_objects: dict[str, tuple[Recipe, object]] = {}
+# The last one is the most recently used. Each with the values of the script with which it was made.
+_objects: dict[str, tuple[Recipe, object, Values]] = {}
 
 
 @dataclass(frozen=True)
@@ -69,15 +71,18 @@ def _object(recipe: Recipe) -> object:
         if recipe.digest in _objects:
             _objects[recipe.digest] = _objects.pop(recipe.digest)
         else:
-            same = [digest for digest, (other, _) in _objects.items() if other.name == recipe.name]
+            same = [digest for digest, (other, *_) in _objects.items() if other.name == recipe.name]
             for digest in same[: max(0, len(same) + 1 - recipe.keep)]:
                 release(digest)
             kind, args, kwargs = pickle.loads(recipe.made)  # noqa: S301 - the fleet's own, over mutual TLS
+            values = Values(args[0] if kind is with_values else {})
             with children.keeping(recipe.digest):
                 made = kind(*args, **kwargs)
                 run_enter(made)
-            _objects[recipe.digest] = recipe, made
-        return _objects[recipe.digest][1]
+            _objects[recipe.digest] = recipe, made, values
+        _, made, values = _objects[recipe.digest]
+        values.set()
+        return made
 
 
 def any_kept() -> bool:
@@ -91,8 +96,10 @@ def release(digest: str) -> bool:
         found = _objects.pop(digest, None)
     if found is None:
         return False
+    _, made, values = found
     try:
-        _run(found[1], EXIT)
+        with values.in_place():
+            _run(made, EXIT)
     finally:
         children.release(digest)
     return True

@@ -115,3 +115,63 @@ print("ended well")
 """
     done = run(tmp_path, text, "raise LookupError('as it should')\n")
     assert done.stdout == "ended well\n", done.stderr
+
+
+VALUES = """
+CONFIG = {"lr": 0.1}
+COUNT = 0
+SENT = []
+def rate():
+    global COUNT
+    COUNT += 1
+    return CONFIG["lr"], globals().get("ONLY_IN_BLOCK")
+class Model:
+    def __init__(self): self.made_with = CONFIG["lr"]
+    def rates(self): return self.made_with, CONFIG["lr"]
+    def out(self): SENT.append(CONFIG["lr"])
+    out.__skyinfra_exit__ = True
+if __name__ == "__main__":
+    raise SystemExit("the block ran")
+"""
+RUN_VALUES = """
+import pickle, sys
+from skyinfra.program import main
+from skyinfra.worker import stateful
+
+def task(values, name):
+    function = main.loading(lambda: getattr(sys.modules["__main__"], name))
+    return main.with_values(values, function) if values else function()
+
+set_values = {"CONFIG": {"lr": 0.5}, "ONLY_IN_BLOCK": 1}
+imported = main.loading(lambda: sys.modules["__main__"].CONFIG)
+assert task({}, "rate") == (0.1, None)
+assert task(set_values, "rate") == (0.5, 1)
+assert task({}, "rate") == (0.1, None), task({}, "rate")
+assert sys.modules["__main__"].CONFIG is imported and sys.modules["__main__"].COUNT == 3
+assert task({**set_values, "CONFIG": {"lr": 0.7}}, "rate") == (0.7, 1)
+assert task({"ONLY_IN_BLOCK": 2}, "rate") == (0.1, 2)
+
+# An object keeps the values with which it was made, for its methods and its exit methods.
+def recipe(digest, values):
+    kind = sys.modules["__main__"].Model
+    made = (main.with_values, (values, kind), {}) if values else (kind, (), {})
+    return stateful.Recipe("Model", digest, 1, pickle.dumps(made))
+
+def rates(recipe):
+    return main.loading(lambda: stateful.Method(recipe, "rates"))()
+
+one, other = recipe("one", set_values), recipe("other", {})
+for _ in range(2):
+    assert rates(one) == (0.5, 0.5), rates(one)
+    assert task({}, "rate") == (0.1, None)
+assert rates(other) == (0.1, 0.1), rates(other)
+assert sys.modules["__main__"].SENT == [0.5]
+stateful.release("other")
+assert sys.modules["__main__"].SENT == [0.5, 0.1]
+print("ended well")
+"""
+
+
+def test_values_of_a_call_are_those_of_its_call_alone(tmp_path: Path) -> None:
+    done = run(tmp_path, RUN_VALUES, VALUES)
+    assert done.stdout == "ended well\n", done.stderr
