@@ -135,7 +135,7 @@ def dump(task: Task[Any], needs: Needs) -> bytes:
 
 def _is_generator(task: Task[Any]) -> bool:
     function = task.function.method if isinstance(task.function, InObject) else task.function
-    return inspect.isgeneratorfunction(function)
+    return inspect.isgeneratorfunction(undecorated(function))
 
 
 def _pack_call(task: Task[Any], needs: Needs, *, whole: bool = False) -> Payload:
@@ -288,8 +288,10 @@ def as_task(function: object, args: tuple[object, ...], kwargs: dict[str, object
         if args or kwargs:
             raise TypeError("a task has its arguments already; submit the function to give others")
         return function
+    if isinstance(function, types.MethodType) and isinstance(function.__func__, Compute):  # see `undecorated`
+        function = function.__func__.__get__(function.__self__)
     if isinstance(function, Compute):
-        return Task(function.function, args, kwargs, function.settings)
+        return function.task(args, kwargs)
     if not callable(function):
         raise TypeError(f"a task is made from a function, not from {type(function).__name__}")
     if isinstance(function, functools.partial) and isinstance(function.func, Compute):

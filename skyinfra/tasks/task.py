@@ -185,9 +185,11 @@ class Decorated(ABC):
 
 def undecorated(value: Any) -> Any:
     """Returns the function or class of *value*, where that is a decorated one, else *value*."""
-    # A class method is one that is bound to the class.
-    inner = getattr(value, "__func__", None) if isinstance(value, types.MethodType) else value
-    return inner.plain if isinstance(inner, Decorated) else value
+    # A class method is one that is bound to the class, from Python 3.13 on outside of the decorated one.
+    inner = value.__func__ if isinstance(value, types.MethodType) else value
+    if not isinstance(inner, Decorated):
+        return value
+    return inner.plain.__func__ if isinstance(inner.plain, types.MethodType) else inner.plain
 
 
 def undecorated_in(module: str, name: str) -> object:
@@ -208,14 +210,24 @@ class Compute(Decorated, Generic[P, T]):
             raise TypeError(f"@sky.compute takes a function, not {type(function).__name__}")
         if inspect.iscoroutinefunction(function):
             raise TypeError("@sky.compute takes a plain function; call asyncio.run() inside it")
+        if isinstance(function, Compute):
+            function = function.plain
+        # First: what another decorator has made may have attributes of these names.
+        functools.update_wrapper(self, function)
         self.function = function
         self.settings = settings
-        functools.update_wrapper(self, function)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Task[T]:
         if _local.get() or on_node():
             return self.function(*args, **kwargs)  # type: ignore[return-value]
-        return Task(self.function, args, kwargs, self.settings)
+        return self.task(args, kwargs)
+
+    def task(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Task[T]:
+        """Returns the task of a call. The object of a method is its first argument."""
+        function = self.function
+        if isinstance(function, types.MethodType):
+            return Task(function.__func__, (function.__self__, *args), kwargs, self.settings)
+        return Task(function, args, kwargs, self.settings)
 
     def options(self, **given: Unpack[Given]) -> Compute[P, T]:
         """Returns the same function with other `Options`: ``pool.map(train.options(retries=2), seeds)``. Raises
@@ -240,8 +252,8 @@ class Compute(Decorated, Generic[P, T]):
         return Compute, (self.function, self.settings) if self.settings != _DEFAULT else (self.function,)
 
     def __get__(self, owner: object, kind: type[Any] | None = None) -> Any:
-        """As a method of a class: bound, as a function is."""
-        return self if owner is None else types.MethodType(self, owner)
+        """As a method of a class: bound, as a function is, with its options."""
+        return self if owner is None else Compute(types.MethodType(self.function, owner), self.settings)
 
     def __rshift__(self, pool: object) -> NoReturn:
         raise TypeError(f"{self!r} is a function: call it to make a task, as in {self._name}(...) >> pool")

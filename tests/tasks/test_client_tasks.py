@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import itertools
 import os
@@ -11,14 +12,14 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 import skyinfra as sky
 from skyinfra.client import Pool, open_pool
-from skyinfra.tasks import Task
+from skyinfra.tasks import Task, pickling
 
 OFFSET = 5
 LOCK = threading.Lock()
@@ -49,6 +50,10 @@ class Methods:
     @sky.compute
     def more(self, x: int) -> Methods:
         return Methods(self.x + x)
+
+    @sky.compute(timeout=60)
+    def upto(self, x: int) -> Iterator[int]:
+        yield from range(self.x, x)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,6 +176,43 @@ def test_pickled_it_keeps_its_function_and_its_options():
     again = pickle.loads(pickle.dumps(sky.compute(timeout=3)(os.path.basename)))
     assert (again.function, again.settings.timeout) == (os.path.basename, 3)
     assert pickle.loads(pickle.dumps(double)) is double  # by its name
+
+
+class Twice:
+    """A decorator that is a class, with names of its own for what it keeps."""
+
+    def __init__(self, function: Callable[[int], int]) -> None:
+        self.function = function
+        self.settings = "its own"
+        functools.update_wrapper(self, function)
+
+    def __call__(self, x: int) -> int:
+        return 2 * self.function(x)
+
+
+def test_what_other_decorators_have_made_is_called_and_keeps_the_options():
+    made = sky.compute(timeout=600)(Twice(helper))
+    assert (made.local(1), made.settings.timeout) == (4, 600)
+    again = sky.compute(timeout=600, retries=5)(sky.compute(timeout=3)(helper))
+    assert (again.local(1), again.settings.timeout, again.settings.retries) == (2, 600, 5)
+
+
+def test_a_method_keeps_its_object_and_its_options():
+    one = Methods(1)
+    tasks = [
+        (one.upto(3), 60),
+        (pickling.as_task(one.upto, (3,), {}), 60),
+        (pickling.as_task(functools.partial(one.upto, 3), (), {}), 60),
+        (pickling.as_task(one.upto.options(timeout=5), (3,), {}), 5),
+        (pickling.as_task(pickle.loads(pickle.dumps(one.upto)), (3,), {}), 60),
+    ]
+    for task, timeout in tasks:
+        assert (list(task.function(*task.args)), task.settings.timeout) == ([1, 2], timeout)
+        assert pickling.Shipment(task, topic="").stream
+    assert list(one.upto.local(3)) == [1, 2] and one.more.local(2) == Methods(3)
+    assert pickling.as_task(Methods.made, (2,), {}).function.__name__ == "made" and Methods.made.local(2) == Methods(2)
+    data, _ = pickling.dump_call(Methods.made(2))
+    assert len(data) < 300, "it is named"
 
 
 def test_gather_takes_tasks_only():
@@ -400,6 +442,9 @@ def test_data_files_that_are_too_large_are_named_with_what_to_do(fleet, package)
 def test_methods_of_a_class(pool):
     assert Methods.made(2) >> pool == Methods(2) and Methods.twice(2) >> pool == 4
     assert Methods(1).more(2) >> pool == Methods(3)
+    assert [each.x for each in pool.map(Methods(1).more, (2, 3))] == [3, 4]
+    assert pool.submit(Methods.made, 2).result() == Methods(2)
+    assert list(pool.submit(Methods(1).upto, 3).result()) == [1, 2]
 
 
 def test_a_function_that_was_not_called_is_no_task(pool):
