@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
+import shutil
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +21,15 @@ from skyinfra.deploy.cost import FREE, cost_of
 from skyinfra.deploy.kept import keep_before
 from skyinfra.deploy.reporting import Line
 from skyinfra.deploy.spending import described, since, spent
-from skyinfra.errors import FleetError, NotSupported, ProjectError, SkyinfraError, TerraformError, counted
+from skyinfra.errors import (
+    FleetError,
+    NotSupported,
+    ProjectError,
+    SkyinfraError,
+    StateNotSaved,
+    TerraformError,
+    counted,
+)
 from skyinfra.errors.signals import catch, is_first, putting_off, restore
 from skyinfra.terraform import blocks
 from skyinfra.terraform.backends import LocalState
@@ -80,12 +91,14 @@ class Session:
         self.folder = folder_of(self.base, self.stack)
         self._opened = Opened.now()
         self._synthesized: SynthesizedStack | None = None
+        self._unsaved = False
         self._client: Pool | None = None
         self._lock: IO[str] | None = None
         self._handlers: dict[int, Any] = {}
 
     def open(self) -> Pool:
-        """Deploys the pool and connects to it. After any failure on the way, it destroys the created resources."""
+        """Deploys the pool and connects to it. After any failure on the way, it destroys the created resources, unless
+        their state could not be saved."""
         (deployment,) = compile_pools([self.pool], self.stack)
         if carries_runner(deployment):
             runner_wheel.check_client()
@@ -98,10 +111,11 @@ class Session:
                 self._synthesized = self._synthesize()
                 self._client = self._deploy(self._synthesized, line)
         except BaseException as error:
-            if isinstance(error, TerraformError):
+            if isinstance(error, StateNotSaved):
+                self._keep_unsaved(error)
+            elif isinstance(error, TerraformError) and self._synthesized is not None:
                 # Its own hint is for a project: there is nothing here to go on with.
-                last = "What was created is destroyed again."
-                error.hint = hint_for(self._synthesized, error, last) if self._synthesized else last
+                error.hint = hint_for(self._synthesized, error, "What was created is destroyed again.")
             self.close()
             raise
         return self._client
@@ -133,7 +147,12 @@ class Session:
                 cleanup.callback(self._client.close)
 
     def _remove(self) -> None:
-        """Destroys the fleet, then removes the folder with its state."""
+        """Destroys the fleet, then removes the folder with its state; neither where a state does not have it all."""
+        if self._unsaved:
+            return
+        if self._synthesized is None and any(self.folder.rglob("*.tfstate")):
+            sys.stderr.write(f"{self.stack}: its fleet still exists. Destroy it with: skyinfra destroy {self.stack}\n")
+            return
         if self._synthesized is not None:
             before = partial(_keep_jobs, self._synthesized, project=self.base)
             try:
@@ -144,10 +163,18 @@ class Session:
                     cost = spent(declared.usd_per_hour, self._opened)
                     most = "at most " if any(pool.least is not None for pool in declared.pools) else ""
                     line.end(f"destroyed; it cost {most}{cost}" if cost else "destroyed")
+            except StateNotSaved as error:
+                self._keep_unsaved(error)
+                raise
             except SkyinfraError as error:
                 error.hint = f"The fleet still exists. Destroy it with: skyinfra destroy {self.stack}"
                 raise
         blocks.remove(self.folder)
+
+    def _keep_unsaved(self, error: StateNotSaved) -> None:
+        """Leaves all as it is: a destroy by the state before would leave machines, and remove the file with them."""
+        self._unsaved = True
+        error.hint = f"{error.hint}\nThen destroy the fleet with: skyinfra destroy {self.stack}"
 
     def _synthesize(self) -> SynthesizedStack:
         os.environ.update(node_environment())
@@ -156,15 +183,17 @@ class Session:
 
         library = load_library()
         output = self.folder / "cdktf.out"
-        app = library.App(outdir=str(output))
         state = (self.folder / "terraform.tfstate").relative_to(self.base).as_posix()
-        FleetStack(app, self.stack, pools=[self.pool], backend=LocalState(path=state))
-        app.synth()
+        with _earlier_kept(output / "stacks" / self.stack / "cdk.tf.json"):
+            app = library.App(outdir=str(output))
+            FleetStack(app, self.stack, pools=[self.pool], backend=LocalState(path=state))
+            app.synth()
         return Project(folder=self.base, app="", output=output).stack(self.stack)
 
     def _acquire(self) -> None:
         """Takes the folder of the block, and the fleet of a killed program in it, whose costs began with that one."""
         self._refuse_declared()
+        self._refuse_unsaved()
         self._lock = blocks.hold(self.folder)
         earlier = blocks.opened(self.folder)
         if self._lock is None:
@@ -192,6 +221,17 @@ class Session:
                     'sky.ComputePool(..., stack="...")',
                 )
 
+    def _refuse_unsaved(self) -> None:
+        """Raises `ProjectError` where a state lies in the folder that Terraform could not save: what it has made then
+        would be made again, and the file removed with the folder."""
+        if found := sorted(self.folder.rglob("errored*.tfstate")):
+            push = shlex.join([*find_program(), f"-chdir={found[0].parent}", "state", "push", str(found[0])])
+            raise ProjectError(
+                "has machines of an earlier block, and Terraform could not save it",
+                field=str(found[0]),
+                hint=f"Save it, and destroy them:\n{push}\nskyinfra destroy {self.stack}",
+            )
+
     def _release(self) -> None:
         if self._lock is not None:
             self._lock.close()
@@ -206,6 +246,21 @@ class Session:
                 raise SystemExit(128 + number)
 
         self._handlers = catch(leave)
+
+
+@contextlib.contextmanager
+def _earlier_kept(file: Path) -> Iterator[None]:
+    """Puts *file* back where the block fails: the fleet of a killed program is found and destroyed by it."""
+    aside = file.with_suffix(".earlier.json")
+    if file.exists():
+        shutil.copyfile(file, aside)
+    try:
+        yield
+    except BaseException:
+        if aside.exists():
+            aside.replace(file)
+        raise
+    aside.unlink(missing_ok=True)
 
 
 def with_end(pool: ComputePool) -> tuple[ComputePool, str]:
