@@ -7,10 +7,12 @@ writes it where a place refuses, `skyinfra scale` for another number of nodes; a
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -83,7 +85,12 @@ class Choices:
         return self.fleets.get(fleet, Choice())
 
     def having(self, fleet: str, choice: Choice) -> Choices:
-        """Returns the same with another choice for a *fleet*, in the file as well, which goes where nothing is left."""
+        """Returns what the file has now, with another choice for a *fleet*, after writing it; it goes where nothing is
+        left. Other commands may have written meanwhile. Raises `InvalidField`."""
+        with _alone(self.folder):
+            return Choices.read(self.folder)._written(fleet, choice)
+
+    def _written(self, fleet: str, choice: Choice) -> Choices:
         made = replace(self, fleets={**self.fleets, fleet: choice})
         kept = {name: each.to_json() for name, each in sorted(made.fleets.items()) if each != Choice()}
         file = self.folder / NAME
@@ -105,6 +112,18 @@ class Choices:
         for fleet, choice in self.fleets.items():
             if fleet.startswith(f"{stack}/"):
                 choices = choices.having(fleet, Choice(refused=choice.refused))
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keeps other commands from writing the file in *folder*, as far as its file system has locks for folders."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _choice(given: Mapping[str, Any]) -> Choice:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -165,3 +166,24 @@ def test_a_damaged_file_is_refused(tmp_path: Path, text: str) -> None:
 def test_a_place_that_is_not_declared_is_refused() -> None:
     with pytest.raises(sky.InvalidField, match="names a place that the pool has not"):
         places(pool([sky.AWS(), sky.GCP()]), Choice("aws us-east-9"))
+
+
+def test_a_choice_that_another_command_has_written_meanwhile_stays(tmp_path: Path) -> None:
+    first = Choices.read(tmp_path)
+    Choices.read(tmp_path).having("b/t", Choice("gcp us-central1", "aws us-east-1", nodes=3))
+    made = first.having("a/t", Choice("aws us-east-2", "aws us-east-1"))
+    found = Choices.read(tmp_path)
+    assert found.of("b/t") == Choice("gcp us-central1", "aws us-east-1", nodes=3)
+    assert found.of("a/t") == made.of("a/t") == Choice("aws us-east-2", "aws us-east-1")
+    # Of the last one that is removed, too.
+    first.having("a/t", Choice())
+    assert Choices.read(tmp_path).fleets == {"b/t": found.of("b/t")}
+
+
+def test_choices_that_many_commands_write_at_once_all_stay(tmp_path: Path) -> None:
+    old = Choices.read(tmp_path)
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda n: old.having(f"s{n}/t", Choice(nodes=n)), range(1, 41)))
+    assert {name: each.nodes for name, each in Choices.read(tmp_path).fleets.items()} == {
+        f"s{n}/t": n for n in range(1, 41)
+    }
