@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from skyinfra.deploy.apply import carry_out
-from skyinfra.errors import CloudRefused, FleetError, TerraformFailed
+from skyinfra.errors import CloudRefused, FleetError, StateLocked, StateNotSaved, TerraformFailed
 from skyinfra.failover.blocks import (
     PlaceState,
     aged,
@@ -98,7 +98,12 @@ class Failover:
             raise
 
     def _look(self, error: TerraformFailed) -> None:
-        """Adds the machines that an answer which never came has left outside of the state to the *error*."""
+        """Adds the machines that an answer which never came has left outside of the state to the *error*.
+
+        None where another run has the state, or it was not saved: they are that run's, or in the file that has it.
+        """
+        if isinstance(error, StateLocked | StateNotSaved):
+            return
         if len(refusals(error.diagnostics)) < len(error.diagnostics):
             for line in stray_lines(self.stack):
                 error.hint = _last(error, line)

@@ -29,11 +29,18 @@ def refuse_strays(stack: SynthesizedStack, say: Callable[[str], object]) -> None
     found = list(strays(stack, say))
     if found:
         raise StrayMachine(
-            "\n".join(["a deploy that did not end has made what no state has", *(_line(*each) for each in found)]),
+            "\n".join(
+                [
+                    "a deploy that did not end, or a deploy that runs elsewhere now, has made what no state has",
+                    *(_line(*each) for each in found),
+                ]
+            ),
             hint="\n".join(
                 [
+                    f"See first that no other deploy of {stack.name} runs, on another machine or in CI: it may be what "
+                    "that one makes. If none does:",
                     *dict.fromkeys(each.end for _, each in found),
-                    "Then deploy again: nothing was made or changed now. See first that no other deploy of it runs.",
+                    "Then deploy again: nothing was made or changed now.",
                 ]
             ),
         )

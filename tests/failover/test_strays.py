@@ -13,7 +13,9 @@ from terraform_projects.synthesized import synthesized
 
 import skyinfra as sky
 from skyinfra.deploy.last_run import recorded
+from skyinfra.failover.deploying import Failover
 from skyinfra.failover.strays import refuse_strays, stray_lines
+from skyinfra.places.choices import Choices
 from skyinfra.terraform.synthesized import SynthesizedStack
 
 LOGIN = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIEq0"
@@ -71,6 +73,10 @@ def test_a_machine_that_no_state_has_is_refused_with_its_end(tmp_path: Path, clo
         said(found)
     line = "s/t: the machine stray in us-east-1 is there, and in no state"
     assert line in caught.value.message and "End it in the console of Lambda." in caught.value.hint
+    # Another machine may be deploying it now, which only the lock of the state would show.
+    hint = caught.value.hint
+    assert "or a deploy that runs elsewhere now" in caught.value.message
+    assert hint.index("no other deploy of s runs") < hint.index("End it in the console")
     assert stray_lines(found) == [f"{line}. End it in the console of Lambda."]
 
 
@@ -116,6 +122,24 @@ def test_beside_a_deploy_that_runs_its_machine_is_no_stray(tmp_path: Path, cloud
         assert said(found) == [] and not cloud.asked
     with pytest.raises(sky.StrayMachine):
         said(found)
+
+
+@pytest.mark.parametrize("kind", [sky.StateLocked, sky.StateNotSaved, sky.TerraformFailed])
+def test_only_a_deploy_that_had_the_lock_and_saved_its_state_has_left_a_machine(
+    tmp_path: Path, cloud: Rest, kind: type[sky.TerraformFailed]
+) -> None:
+    found = stack(tmp_path)
+
+    def attempt(_: SynthesizedStack) -> None:
+        state(tmp_path, BEGUN)  # the other deploy, or this one, has begun meanwhile
+        error = kind("it failed", hint="as it says")
+        error.diagnostics = (("module.t.lambdalabs_instance.node", "i/o timeout"),)
+        raise error
+
+    deploys = Failover(found, Choices(tmp_path), lambda: found, attempt, lambda _: True, lambda _: None)
+    with pytest.raises(kind) as caught:
+        deploys.deploy()
+    assert ("End it in the console" in (caught.value.hint or "")) == (kind is sky.TerraformFailed)
 
 
 def test_a_run_of_hcp_terraform_has_its_credentials_elsewhere(tmp_path: Path, cloud: Rest) -> None:
