@@ -189,7 +189,7 @@ class SpotPriceTooLow(CloudRefused):
 
 
 class DeployInterrupted(TerraformError):
-    """A deploy or destroy was interrupted; the state is usable and the message names the next command.
+    """A deploy or destroy was interrupted; the message says whether the state is saved, and names the next command.
 
     Cure: run the command that the message names.
     """

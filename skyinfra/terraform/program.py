@@ -287,9 +287,7 @@ class Terraform(python_terraform.Terraform):  # type: ignore[misc]
         if any(text.startswith("Failed to save state") for _, text in run.errors):
             raise not_saved(run.errors, run.unsaved, self.program, Path(self.working_dir))
         if interrupted:
-            error = DeployInterrupted(f"terraform {command} was interrupted", hint=_after_interruption(run.remote))
-            error.exit_code = 128 + interrupted[0]
-            raise error
+            raise _interruption(command, interrupted, run.remote)
         if run.code not in (0, _CHANGES if "detailed_exitcode" in options else 0):
             if not run.plain:
                 run.plain.extend(run.printed.splitlines())
@@ -297,9 +295,21 @@ class Terraform(python_terraform.Terraform):  # type: ignore[misc]
         return run
 
 
-def _after_interruption(remote: str | None) -> str:
+def _interruption(command: str, interrupted: Sequence[int], remote: str | None) -> DeployInterrupted:
+    """Returns the error for a Terraform that these signals have interrupted: at the second one it leaves at once."""
     last = "Run `skyinfra deploy` to go on, or `skyinfra destroy` to remove what exists."
-    return f"The state is saved. {last}" if remote is None else f"What was begun is still running at {remote}\n{last}"
+    message, saved = f"terraform {command} was interrupted", "The state is saved. "
+    if remote is not None:
+        saved = f"What was begun is still running at {remote}\n"
+    elif len(interrupted) > 1 and command == "apply":
+        message += (
+            " twice, and ended at once: what it was making may exist and be in no state. Look for it in the console of "
+            "the cloud"
+        )
+        saved = ""
+    error = DeployInterrupted(message, hint=f"{saved}{last}")
+    error.exit_code = 128 + interrupted[0]
+    return error
 
 
 @contextmanager

@@ -146,6 +146,25 @@ def test_an_interrupted_apply_saves_the_state_and_releases_the_lock(tmp_path: Pa
         terraform.apply_plan(plan, lambda e: None)
 
 
+@pytest.mark.parametrize("times", [1, 2])
+def test_only_a_terraform_that_was_interrupted_once_has_saved_its_state(tmp_path: Path, times: int) -> None:
+    program = tmp_path / "terraform"
+    program.write_text(
+        f"#!/bin/sh\nn=0\ntrap 'n=$((n+1)); if [ $n = {times} ]; then exit 1; fi; echo once' INT\n"
+        "echo begun\nwhile :; do sleep 0.05; done\n"
+    )
+    program.chmod(0o755)
+    with pytest.raises(sky.DeployInterrupted) as caught:
+        Terraform(tmp_path, (str(program),)).apply_plan(
+            Plan(tmp_path / "plan"), lambda event: signal.raise_signal(signal.SIGINT)
+        )
+    said = str(caught.value)
+    assert ("is saved" in said) == (times == 1) and "skyinfra destroy" in said
+    # In the message, for the block of a program has a hint of its own.
+    assert ("may exist and be in no state" in caught.value.message) == (times == 2)
+    assert caught.value.exit_code == 128 + signal.SIGINT
+
+
 def test_a_listener_that_fails_does_not_leave_terraform_waiting(tmp_path: Path) -> None:
     program = tmp_path / "terraform"
     # More than a pipe holds, after it was asked to end.
