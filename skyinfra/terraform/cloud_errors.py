@@ -74,7 +74,13 @@ def _known() -> tuple[_Known, ...]:
 
 
 def _of(address: str) -> tuple[_Known, ...]:
-    """The rows of the cloud that the resource, or provider, at *address* belongs to; all where that is not known."""
+    """The rows of the cloud that the resource, or provider, at *address* belongs to; all where that is not known.
+
+    Those of AWS where there is none: so speaks a backend, and registries and HCP Terraform, whose words are not a
+    cloud's.
+    """
+    if not address:
+        return tuple(known for known in _known() if known.prefix == "aws")
     named = {part.partition("_")[0] for part in re.split(r"[./\[\]\"]", address)}
     found = tuple(known for known in _known() if known.prefix in named)
     of_another = re.match(r"(module\.[^.]+\.)*(data\.)?(?!terraform_data)[a-z0-9]+_\w+\.|provider\[", address)

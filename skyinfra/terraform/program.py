@@ -32,6 +32,7 @@ from skyinfra.terraform.text import (
     Event,
     event_of,
     locked,
+    login,
     masked,
     plain_errors,
     readable,
@@ -131,7 +132,7 @@ class _Run:
         errors = reported if self.remote else self.errors
         said = "\n\n".join(f"{address}: {text}" if address else text for address, text in errors)
         text = said or "\n".join(self.plain[-30:]) or "terraform printed no reason"
-        error = TerraformFailed(readable(text, command))
+        error = TerraformFailed(readable(text, command), hint=login(reported))
         error.diagnostics = tuple(errors)
         return error
 

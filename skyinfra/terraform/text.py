@@ -105,6 +105,15 @@ def _holder(lock: Mapping[str, str]) -> str:
     )
 
 
+_TOKEN = re.compile(r"\bat host (\S+)\n.*\bunauthorized\b", re.DOTALL)
+
+
+def login(errors: Sequence[tuple[str, str]]) -> str | None:
+    """Returns what to do where HCP Terraform does not take the token; None where it is something else."""
+    host = next((found[1] for _, text in errors if (found := _TOKEN.search(text))), None)
+    return host and f"The token is not accepted, or has expired: terraform login {host}"
+
+
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
 # The fleet secret, as the modules make it: two UUIDs. Terraform's debug log shows it.
 _SECRET = re.compile(r"(?:[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}){2}")

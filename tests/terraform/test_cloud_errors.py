@@ -106,6 +106,25 @@ def test_what_is_not_known_stays_as_it_is(text: str) -> None:
     assert explain("apply", [("module.mig.x.y", text)]) is None
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        'Failed to read organization "x" at host app.terraform.io\n\nEncountered an unexpected error while reading the '
+        "organization settings: unauthorized",
+        "Failed to query available provider packages\nCould not retrieve the list of available versions for provider "
+        "hashicorp/aws: could not query provider registry for registry.terraform.io/hashicorp/aws: the request failed "
+        "after 2 attempts, please try again later: 429 Too Many Requests returned from registry.terraform.io",
+        "Failed to download module\nbad response code: 403 Forbidden",
+        "could not query provider registry: 401 Unauthorized returned from registry.terraform.io",
+        "Failed to install provider: GET https://registry.example.com: 402 Payment Required",
+        "Error while installing digitalocean/digitalocean v2.1.0: https://github.com: 429 ",
+    ],
+)
+def test_what_is_of_no_resource_is_not_the_word_of_a_cloud(text: str) -> None:
+    """Of HCP Terraform, of a registry, of a proxy: no token of a cloud mends it."""
+    assert explain("init", [("", text)]) is None
+
+
 def test_several_refusals_in_one_message() -> None:
     others = [(f'module.mig.aws_instance.worker["mig-{index}"]', NO_CAPACITY) for index in (1, 2, 3)]
     unknown = ("module.cpu.aws_instance.head", "creating EC2 Instance: api error InvalidAMIID.NotFound: no such image")

@@ -152,8 +152,10 @@ def test_a_token_that_is_not_taken(make: Make, monkeypatch: pytest.MonkeyPatch) 
     hcp, stack = make("local")
     file = Path(hcp.client_environment()["TF_CLI_CONFIG_FILE"])
     file.write_text(file.read_text().replace("token-of-a-person", "another"))
-    with pytest.raises(sky.TerraformFailed, match=r"(?i)unauthorized"):
+    with pytest.raises(sky.TerraformFailed, match=r"(?i)unauthorized") as caught:
         stack.prepare()
+    assert type(caught.value) is sky.TerraformFailed
+    assert caught.value.hint == f"The token is not accepted, or has expired: terraform login {hcp.hostname}"
     file.write_text("")
     with pytest.raises(sky.TerraformFailed, match="terraform login"):
         stack.prepare()
