@@ -18,7 +18,7 @@ from rich.markup import escape
 from skyinfra.bootstrap import runner_wheel
 from skyinfra.cli.options import Json, StackName, Wide, Yes, can_be_asked, seconds
 from skyinfra.deploy.affected_nodes import endings
-from skyinfra.deploy.apply import carry_out, planned
+from skyinfra.deploy.apply import carry_out, planned, wherever
 from skyinfra.deploy.cost import Cost, cost_of
 from skyinfra.deploy.kept import keep_before
 from skyinfra.deploy.missing_nodes import ended_nodes
@@ -225,16 +225,25 @@ def failover_of(
 ) -> Failover:
     """Returns a deploy of *stack*. say: see `print_event`; without it, steps are shown as lines."""
 
+    made: set[str] = set()
+
+    def listen(event: Event) -> None:
+        if event.kind == "done" and event.action != "delete":
+            made.add(event.address)
+        if say is not None:
+            print_step(event)
+
     def attempt(selected: SynthesizedStack, again: bool = False) -> Plan | None:
         cost = cost_of(selected.pools, selected.volumes)
         return carry_out(
             selected,
             approve=Approval(selected, "deploy", auto_approve or again, cost, say),
-            replace=replace,
+            # What an attempt before this one has replaced stays.
+            replace=[each for each in replace if made.isdisjoint(wherever([each]))],
             gone=gone,
             planning=working(f"plan {selected.name}: terraform"),
             before=partial(keep_jobs, selected, project.folder),
-            on_event=print_step if say is not None else None,
+            on_event=listen,
         )
 
     return Failover(

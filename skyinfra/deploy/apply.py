@@ -61,7 +61,7 @@ def planned(
             inside.enter_context(kept_in_place(stack, resources, destroy=destroy, gone=gone))
             terraform = stack.prepared(anew=True)
             sick = SickNodes({}, ()) if destroy or target else sick_nodes(stack, resources)
-            again = [*_wherever(replace), *sick.replaced, *([] if destroy or target else lost_nodes(stack))]
+            again = [*wherever(replace), *sick.replaced, *([] if destroy or target else lost_nodes(stack))]
             plan = inside.enter_context(_plan(terraform, destroy=destroy, replace=again, target=target))
         except CloudRefused as error:
             where = accounts(resources) if isinstance(error, WrongAccount) else ""
@@ -80,9 +80,9 @@ def planned(
         yield terraform, dataclasses.replace(plan, changes=changes, reasons=reasons, notes=sick.kept, stopped=stopped)
 
 
-def _wherever(addresses: Sequence[str]) -> Iterator[str]:
-    """*addresses*, each also in the modules that the pool's calls. Terraform passes over those that there are not, and
-    one is given by who does not know in which module of its pool a resource stands."""
+def wherever(addresses: Sequence[str]) -> Iterator[str]:
+    """Yields *addresses*, each also in the modules that the pool's calls. Terraform passes over those that there are
+    not, and one is given by who does not know in which module of its pool a resource is."""
     for address in addresses:
         yield address
         if found := re.fullmatch(r"(module\.[^.]+\.)(?!module\.)(.+)", address):
