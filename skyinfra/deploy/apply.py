@@ -153,6 +153,8 @@ def carry_out(
     the events of the apply. line: shows them in place of lines of their own. Takes and raises what `planned` does.
     """
     verb = "destroy" if destroy else "deploy"
+    # Parts are removed by a deploy, which goes on; the command of that name would remove all of the stack.
+    command = "deploy" if target else verb
     with contextlib.ExitStack() as inside:
         with planning or contextlib.nullcontext():
             terraform, plan = inside.enter_context(
@@ -170,7 +172,7 @@ def carry_out(
         title = f"{verb} {stack.name}"
         total = len(plan.changes)
         reporting = Reporter(title, total=total, in_place=in_place, on_event=on_event, line=line)
-        with recorded(stack, verb), reporting as reporter:
+        with recorded(stack, command), reporting as reporter:
             try:
                 terraform.apply_plan(plan, reporter)
             except (StateLocked, StateNotSaved):
@@ -181,7 +183,7 @@ def carry_out(
                     stack,
                     error,
                     "The state is intact, and what exists is in it. "
-                    f"Mend the cause and run `skyinfra {verb} {stack.name}` again{again}.",
+                    f"Mend the cause and run `skyinfra {command} {stack.name}` again{again}.",
                 )
                 raise
         return plan

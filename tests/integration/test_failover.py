@@ -27,6 +27,7 @@ from moto_aws.account import Cloud
 
 import skyinfra as sky
 from skyinfra.deploy.apply import planned
+from skyinfra.deploy.last_run import last_run
 from skyinfra.failover.live_places import Known
 from skyinfra.places.choices import NAME
 from skyinfra.preflight.report import Line
@@ -172,6 +173,22 @@ def test_a_locked_state_moves_nothing(deploys: Deploys) -> None:
     with pytest.raises(sky.StateLocked):
         deploys.failover(attempt=locked).deploy()
     assert not deploys.asked and not (deploys.project / NAME).exists()
+
+
+@pytest.mark.slow
+def test_what_a_place_has_left_that_cannot_be_removed_is_for_the_next_deploy(deploys: Deploys) -> None:
+    """A destroy of the stack would end all its other fleets."""
+    says = "Error waiting for Deleting Network: it is in use"
+    deploys.bed.world.fail(exhausted("us-central1-a"), Failure("delete", "google_compute_network", says))
+    with pytest.raises(sky.TerraformFailed, match="it is in use") as caught:
+        deploys.failover().deploy()
+    assert "run `skyinfra deploy s` again." in str(caught.value) and "skyinfra destroy" not in str(caught.value)
+    run = last_run(deploys.synthesize())
+    assert run is not None and run.verb == "deploy" and "it is in use" in str(run.message)
+    assert deploys.choice()["place"] == ZONE_B
+    deploys.bed.world.fail()
+    assert deploys.failover().deploy() is not None
+    assert deploys.machines() == {GOOGLE_MACHINE: 1} and last_run(deploys.synthesize()) is None
 
 
 @pytest.mark.slow
