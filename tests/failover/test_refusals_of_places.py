@@ -11,7 +11,7 @@ import pytest
 from skyinfra.failover import blocks
 from skyinfra.places.choices import Choice
 from skyinfra.providers import kinds, read
-from skyinfra.terraform.cloud_errors import Refusal
+from skyinfra.terraform.cloud_errors import Refusal, refusals
 
 NOW = datetime(2026, 11, 26, 5, tzinfo=UTC)
 ROWS = blocks._table()["answers"]
@@ -68,6 +68,14 @@ def test_a_cloud_is_blocked_where_the_account_has_nothing_left() -> None:
     all_of_it = {"provider": "gcp", "region": "us-central1"}
     a, b = place("a", **all_of_it), place("b", **all_of_it, machine_types=["a2-highgpu-8g"])
     says = "Quota 'GPUS_ALL_REGIONS' exceeded.  Limit: 0.0 globally."
+    assert blocked(says, a, b, place("aws"), cause="QuotaExceeded") == ["a", "b"]
+
+
+def test_a_quota_of_lambda_is_known_by_its_message_alone() -> None:
+    says = "Could not create instance, unexpected error: Quota exceeded."
+    [found] = refusals([("module.t.lambdalabs_instance.node[0]", says)])
+    assert found.cause == "QuotaExceeded" and blocks.moves(found.cause)
+    a, b = (place(name, "lambda", region) for name, region in (("a", "us-east-1"), ("b", "us-west-1")))
     assert blocked(says, a, b, place("aws"), cause="QuotaExceeded") == ["a", "b"]
 
 
