@@ -85,11 +85,11 @@ def project(real: Real, tmp_path: Path) -> Iterator[tuple[Bed, Api]]:
         yield bed, api
 
 
-def declare(bed: Bed, real: Real, accelerator: str, nodes: int) -> None:
+def declare(bed: Bed, real: Real, accelerator: str, nodes: int, **of_the_provider: str) -> None:
     given = {"accelerator": accelerator, "nodes": nodes, "spot": real.spot}
     given |= {"labels": {"team": "ml"}} if providers.read(real.kind).takes("labels") else {}
     fields = ", ".join(f"{name}={value!r}" for name, value in given.items())
-    access_fields = ", ".join(f"{name}={value!r}" for name, value in access(real.kind).items())
+    access_fields = ", ".join(f"{name}={value!r}" for name, value in (access(real.kind) | of_the_provider).items())
     provider = f"sky.{providers.deployable()[real.kind].__name__}({access_fields})"
     program = "import skyinfra as sky\nfrom cdktf import App\n\napp = App()\n"
     program += (
@@ -160,6 +160,20 @@ def test_a_machine_that_failed_while_it_was_made_is_ended_by_the_next_deploy(
     assert len(made) == 1 and made.isdisjoint(failed)
     skyinfra(bed.folder, "destroy", "--auto-approve", **bed.environment)
     assert api.existing() == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("real", [each for each in REAL if each.kind == "azure"], indirect=True, ids=["azure"])
+def test_machines_move_to_another_zone(real: Real, project: tuple[Bed, Api]) -> None:
+    """Azure deletes no address that an interface has, and refuses it when the machines are gone."""
+    bed, api = project
+    for zone in ("1", "2"):
+        declare(bed, real, real.layouts[0], 2, zone=zone)
+        skyinfra(bed.folder, "deploy", "--auto-approve", "--no-wait", **bed.environment)
+    assert {each["zones"][0] for each in api.kind(real.machines).values()} == {"2"}
+    assert json.loads(skyinfra(bed.folder, "plan", "--json", **bed.environment).stdout)["changes"] == []
+    skyinfra(bed.folder, "destroy", "--auto-approve", **bed.environment)
+    assert api.existing() == {} and api.unanswered == []
 
 
 def test_each_of_them_is_a_cloud_of_this_version() -> None:
