@@ -3,6 +3,11 @@
 locals {
   subnetwork = coalesce(var.pool.subnetwork, one(google_compute_subnetwork.this[*].self_link))
   network    = var.pool.subnetwork == null ? one(google_compute_network.this[*].self_link) : data.google_compute_subnetwork.given[0].network
+  # What the place of the nodes is part of. In another one it has another name: it is made before the one that it replaces,
+  # as everything that an instance template refers to, and Google has each name once.
+  placed = {
+    for each in ["head", "nodes"] : each => var.pool.subnetwork == null ? "${local.prefix}-${each}" : "${local.prefix}-${substr(each, 0, 1)}${substr(sha256(var.pool.subnetwork), 0, 4)}"
+  }
 }
 
 data "google_compute_subnetwork" "given" {
@@ -54,7 +59,7 @@ resource "google_compute_firewall" "this" {
     }
   } : who => rule if length(var.pool.network_tags) == 0 }
 
-  name          = "${local.prefix}-${each.key}"
+  name          = local.placed[each.key]
   network       = local.network
   source_tags   = each.value.tags
   source_ranges = each.value.ranges
@@ -64,13 +69,17 @@ resource "google_compute_firewall" "this" {
     protocol = each.value.ports == null ? "all" : "tcp"
     ports    = each.value.ports
   }
+
+  lifecycle { ignore_changes = [name] }
 }
 
 # The head is found at the same address by nodes and clients when it is replaced.
 resource "google_compute_address" "head" {
-  name         = "${local.prefix}-head"
+  name         = local.placed["head"]
   address_type = "INTERNAL"
   subnetwork   = local.subnetwork
+
+  lifecycle { ignore_changes = [name] }
 }
 
 resource "google_compute_address" "public" {

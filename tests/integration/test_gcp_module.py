@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from cloud_modules.cases import GCP, gcp_answers, of_project
 from mock_provider.bed import Bed, served
+from mock_provider.world import Failure
 from support import ROOT, first_fast
 
 from skyinfra.terraform.program import Terraform
@@ -246,6 +247,30 @@ def test_a_head_besides_its_nodes_mounts_what_they_do(bed: Bed, kind: str) -> No
     # A node that ends writes what it has not written yet.
     for each in (INSTANCE, GROUP) if kind == "group" else (INSTANCE,):
         assert f"module.train.{GOOGLE}google_storage_bucket_iam_member.mounted" in bed.outliving(each)
+
+
+@pytest.mark.parametrize("group", [True, False])
+def test_another_subnetwork_gives_nothing_a_name_that_is_taken(bed: Bed, group: bool) -> None:
+    """Terraform makes the new one first of whatever a template refers to, and Google has each name once."""
+    bed.world.answer("data.google_compute_subnetwork", {"network": "mine"})
+    own = "projects/p/regions/us-central1/subnetworks/mine"
+    kinds = ("google_compute_address", "google_compute_firewall")
+    declare(bed, node_count=2, group=group)
+    bed.apply()
+    for place in ({"subnetwork": own}, {"subnetwork": f"{own}-2"}, {}):
+        taken = [(kind, each) for kind in kinds for each in bed.world.existing(kind).values()]
+        bed.world.fail(*(Failure("create", kind, "alreadyExists", {"name": each["name"]}) for kind, each in taken))
+        declare(bed, node_count=2, group=group, **place)
+        bed.apply()
+        assert bed.changes() == {}
+    # Those of the version before, in a subnetwork of the caller's, keep the names that they have.
+    bed.world.fail()
+    declare(bed, node_count=2, group=group, subnetwork=own)
+    bed.apply()
+    for kind in kinds:
+        for file, each in bed.world.existing(kind).items():
+            (bed.world.folder / file).write_text(json.dumps({**each, "name": "before"}))
+    assert bed.changes() == {}
 
 
 def test_a_group_for_spot_and_for_several_types(bed: Bed, runner: Path) -> None:
