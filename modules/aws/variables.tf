@@ -144,7 +144,7 @@ variable "ssh_public_key" {
 }
 
 variable "allow_cidrs" {
-  description = "Networks that may reach the head's scheduler, and its port 22 where ssh_public_key is given. Nothing else comes in."
+  description = "Networks that may reach the head's scheduler, and its port 22 where ssh_public_key is given. Nothing else comes in. Known when Terraform plans: a rule has its network in its name."
   type        = list(string)
   default     = []
   nullable    = false

@@ -98,7 +98,7 @@ variable "key_file" {
 }
 
 variable "allow_cidrs" {
-  description = "Networks that may reach port 22 of the nodes and the scheduler's port of the head; the machine that applies stands in one of them."
+  description = "Networks that may reach port 22 of the nodes and the scheduler's port of the head; the machine that applies stands in one of them. Known when Terraform plans: a rule has its network in its name."
   type        = list(string)
   default     = []
   nullable    = false

@@ -35,10 +35,10 @@ UNKNOWN: list[tuple[ModuleCase, dict[str, Any]]] = [
         },
     ),
     (AWS, {"subnet_ids": [NETWORK], "spot": True, "node_count": 2, "machine_types": ["g5.xlarge", "g5.2xlarge"]}),
-    (GCP, {"subnetwork": NETWORK, "service_account": NETWORK, "node_count": 2}),
+    (GCP, {"subnetwork": NETWORK, "service_account": NETWORK, "allow_cidrs": [NETWORK], "node_count": 2}),
     (GCP, {"service_account": NETWORK, "node_count": 2, "min_nodes": 0, "buckets": [{"bucket": "my-bucket"}]}),
-    (AZURE, {"resource_group": NETWORK, "image": NETWORK}),
-    (NEBIUS, {"subnet_id": NETWORK, "project_id": NETWORK}),
+    (AZURE, {"resource_group": NETWORK, "image": NETWORK, "allow_cidrs": [NETWORK]}),
+    (NEBIUS, {"subnet_id": NETWORK, "project_id": NETWORK, "allow_cidrs": [NETWORK]}),
     (OCI, {"image": NETWORK, "compartment_id": NETWORK}),
 ]
 

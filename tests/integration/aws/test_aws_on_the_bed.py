@@ -1,4 +1,4 @@
-"""The mock bed held against the real hashicorp/aws provider and moto: both do the same to modules/aws. Its order, too."""
+"""The mock bed held against the real hashicorp/aws provider and moto: both do the same to modules/aws; its order."""
 
 from __future__ import annotations
 
