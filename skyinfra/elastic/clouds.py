@@ -20,6 +20,7 @@ from typing import ClassVar
 from skyinfra.errors import InvalidNodeConfig, SkyinfraError
 from skyinfra.first_boot import gce
 from skyinfra.idle import ending
+from skyinfra.idle.meter import since_boot
 from skyinfra.node.folder import NodeDirectory, message, replace_file
 
 # The tag of a head on AWS: the name of its group, the least and the most nodes.
@@ -129,6 +130,19 @@ class GoogleMachines(_CloudGroup):
         super().__init__(directory)
         self._nodes = nodes
         self._last: str | None = None
+        # When each machine that is to become a node was asked for first.
+        self._coming: dict[str, float] = {}
+
+    def problem(self) -> str | None:
+        """Returns what the cloud answered, once; what it refused is not waited for."""
+        if (found := super().problem()) is not None:
+            self._coming.clear()
+        return found
+
+    def tend(self) -> None:
+        """Waits for no machine that has come."""
+        there = self._nodes()
+        self._coming = {name: at for name, at in self._coming.items() if name not in there}
 
     def where(self) -> str:
         """Returns the command that prints the cloud's reasons."""
@@ -136,13 +150,19 @@ class GoogleMachines(_CloudGroup):
 
     def ask(self, size: int) -> None:
         """Leaves the names of as many machines as are missing for the watch. Raises `StateDirectoryError`."""
-        said, there = self._said(), self._nodes()
+        self.tend()
+        said, there, now = self._said(), self._nodes(), since_boot()
         names = said.names if said is not None else []
+        missing = max(0, size - len(there))
+        waited = [name for name, at in self._coming.items() if name in names and now - at < self.patience_s]
         # Not the first ones again: a machine that is about to stop takes no order to start.
         after = names.index(self._last) + 1 if self._last in names else 0
-        missing = [name for name in (*names[after:], *names[:after]) if name not in there]
-        if wanted := missing[: max(0, size - len(there))]:
-            self._last = wanted[-1]
+        others = [name for name in (*names[after:], *names[:after]) if name not in there and name not in waited]
+        # One that boots is asked for again, as a request may be lost.
+        new = others[: max(0, missing - len(waited))]
+        self._last = new[-1] if new else self._last
+        self._coming = {name: self._coming[name] for name in waited[:missing]} | dict.fromkeys(new, now)
+        if wanted := list(self._coming):
             self._leave(",".join(wanted))
 
 

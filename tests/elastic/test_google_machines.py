@@ -13,7 +13,9 @@ from servers.metadata_service import GCP, MetadataService, serving
 from servers.rest import Rest
 from servers.rest import serving as api
 
+from skyinfra.elastic import clouds
 from skyinfra.elastic.clouds import ATTRIBUTE, GoogleMachines, GroupWatch
+from skyinfra.elastic.sizing import Sizing
 from skyinfra.errors import InvalidNodeConfig
 from skyinfra.node.folder import NodeDirectory
 from skyinfra.protocol.nodeconfig import NodeConfig
@@ -26,12 +28,14 @@ TOKEN = "ya29.s3cr3t"
 class Head:
     """A head on Google Cloud, the machines that it may start, and the API of Compute Engine."""
 
-    def __init__(self, folder: Path, service: MetadataService, engine: Rest) -> None:
+    def __init__(self, folder: Path, service: MetadataService, engine: Rest, patch: pytest.MonkeyPatch) -> None:
         self.folder, self.service, self.engine = folder, service, engine
         self.nodes: list[str] = []
         directory = NodeDirectory(folder)
         self.runner, self._watch = GoogleMachines(directory, lambda: self.nodes), GroupWatch("gcp", directory)
         self.attribute({"least": 0, "most": 4, "machines": PATHS})
+        self.now = 1000.0
+        patch.setattr(clouds, "since_boot", lambda: self.now)
 
     def attribute(self, document: object) -> None:
         self.service.values[GCP + ATTRIBUTE] = document if isinstance(document, str) else json.dumps(document)
@@ -54,7 +58,7 @@ def head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Head]:
         service.values[f"{GCP}service-accounts/default/token"] = json.dumps(token)
         monkeypatch.setenv("GCE_METADATA_HOST", service.url.removeprefix("http://"))
         monkeypatch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE", f"{engine.address}/compute/v1/")
-        yield Head(tmp_path, service, engine)
+        yield Head(tmp_path, service, engine, monkeypatch)
 
 
 def test_the_machines_start_that_are_missing_and_each_once(head: Head) -> None:
@@ -80,6 +84,46 @@ def test_another_one_is_tried_where_one_did_not_come(head: Head) -> None:
         head.runner.ask(1)
         head.watch()
         assert head.started[-1] == name
+        head.now += GoogleMachines.patience_s
+
+
+def test_one_that_boots_is_asked_for_again_and_no_other_one(head: Head) -> None:
+    head.watch()
+    sizing, asked = Sizing(GoogleMachines.patience_s, GoogleMachines.boot_s), 0
+    for _ in range(200):
+        head.now += 1
+        if sizing.observe(len(head.nodes), 1, (0, 4), "a task waits", head.now, head.now):
+            head.runner.ask(sizing.size)
+            head.watch()
+            asked += 1
+        head.runner.tend()
+    assert asked > 2 and set(head.started) == {"train-0"}
+    head.runner.ask(3)
+    head.watch()
+    assert set(head.started) == {"train-0", "train-1", "train-2"}, "more of them where more are wanted"
+
+
+def test_one_that_came_and_ended_is_not_waited_for(head: Head) -> None:
+    head.watch()
+    head.runner.ask(1)
+    head.watch()
+    head.nodes = ["train-0"]
+    head.runner.tend()
+    # It is about to stop, and takes no order to start.
+    head.nodes = []
+    head.runner.ask(1)
+    head.watch()
+    assert head.started == ["train-0", "train-1"]
+
+
+def test_one_that_failed_is_not_waited_for(head: Head) -> None:
+    head.watch()
+    head.runner.ask(1)
+    head.watch()
+    head.runner.ask(0)
+    head.runner.ask(1)
+    head.watch()
+    assert head.started == ["train-0", "train-1"]
 
 
 def test_no_number_leads_beyond_what_is_declared(head: Head) -> None:
@@ -121,7 +165,7 @@ def test_a_watch_that_starts_again_does_not_start_the_nodes_of_this_morning(
     head.runner.ask(4)
     later = time.time() + 3600
     monkeypatch.setattr("skyinfra.elastic.clouds.time.time", lambda: later)
-    again = Head(tmp_path, head.service, head.engine)
+    again = Head(tmp_path, head.service, head.engine, monkeypatch)
     again.watch()
     assert head.started == []
     again.runner.ask(1)
