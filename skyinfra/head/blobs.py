@@ -37,9 +37,13 @@ def _in_thread(work: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
 
 
 class HeadBlobs:
-    """Answers the calls about the blobs of *store*, see `skyinfra.protocol.services`. ``handlers``: by call."""
+    """Answers the calls about the blobs of *store*, see `skyinfra.protocol.services`. ``handlers``: by call.
+
+    note: is called when bytes are sent or fetched.
+    """
 
     def __init__(self, store: BlobStore) -> None:
+        self.note: Callable[[], object] = lambda: None
         self._store = store
         self._uploads: dict[str, Incoming] = {}
         self._dropped: deque[str] = deque(maxlen=_DROPPED)
@@ -58,6 +62,7 @@ class HeadBlobs:
     @_in_thread
     def add(self, blobs: list[tuple[str, bytes]]) -> str | None:
         """Adds small blobs. The first digest that its content does not have, or None."""
+        self.note()
         for digest, data in blobs:
             try:
                 self._store.add(digest, data)
@@ -68,6 +73,7 @@ class HeadBlobs:
     @_in_thread
     def write(self, upload: str, digest: str, size: int, offset: int, data: bytes | memoryview) -> None:
         """Writes a part of a blob of *size* bytes. *upload*: unique to the sender."""
+        self.note()
         now = time.monotonic()
         for name, idle in list(self._uploads.items()):
             if now - idle.written > _IDLE_S:
@@ -107,5 +113,6 @@ class HeadBlobs:
     @_in_thread
     def read(self, parts: list[tuple[str, int, int]]) -> list[bytes | memoryview | None]:
         """Parts of blobs, each (digest, offset, length); None for those that are not here."""
+        self.note()
         found = (self._store.read(*part) for part in parts)
         return [None if data is None else transfer.beside(data) for data in found]

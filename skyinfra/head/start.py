@@ -54,7 +54,8 @@ async def start(
     kept = declared.port == 0 and directory.scheduler_file.exists()
     port = parse(directory.scheduler_file.read_text(encoding="utf-8")).port if kept else declared.port
     endpoint = Endpoint(declared.address, port)
-    handlers = HeadBlobs(BlobStore(directory.path / store.FOLDER)).handlers
+    blobs = HeadBlobs(BlobStore(directory.path / store.FOLDER))
+    handlers = dict(blobs.handlers)
     for part in (relay, jobs, ledger):
         handlers |= part.handlers if part is not None else {}
     choose = f"remove {directory.scheduler_file} to have another one selected" if kept else "declare another port"
@@ -73,6 +74,7 @@ async def start(
         )
     except OSError as error:
         raise _cannot_listen(endpoint, error, choose) from error
+    blobs.note = scheduler.use.note
     directory.write(directory.scheduler_file, host_port(reached_at(scheduler)) + "\n")
     return scheduler
 

@@ -46,7 +46,7 @@ class Answers:
         self._config = config
         self._directory = directory_of(config)
         self.commands = commands = Commands(self._directory.path)
-        files = Files(config, self._directory)
+        self.files = files = Files(config, self._directory)
         self._known: dict[str, Callable[..., object]] = {
             questions.DOCTOR: self._doctor,
             questions.METRICS: self._metrics,

@@ -41,6 +41,12 @@ class Files:
         self._running: dict[tuple[str, str], Future[Any]] = {}
         self._lock = Lock()
 
+    @property
+    def active(self) -> bool:
+        """Whether files pass, whoever waits for them."""
+        with self._lock:
+            return not all(future.done() for future in self._running.values())
+
     def put(self, tree: str) -> dict[str, Any]:
         """Writes the files of *tree* from the head; ``done`` once all are written. Other files stay.
 

@@ -169,10 +169,10 @@ class Service:
         return self._node is not None and self._node.config.scheduler_only
 
     async def _uses(self) -> bool:
-        return self._answers.commands.used() or bool(await self._workers.busy(kept=False))
+        return self._answers.commands.used() or self._answers.files.active or bool(await self._workers.busy(kept=False))
 
     def _use(self) -> dict[str, Any]:
-        return self._idle.use(self._answers.commands.active)
+        return self._idle.use(self._answers.commands.active or self._answers.files.active)
 
     def _measure(self, node: Node) -> None:
         """Measures now and then for how long the machine runs, and informs the head."""
