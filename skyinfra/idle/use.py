@@ -36,6 +36,8 @@ class FleetUse:
         self._now = now
         self._used = -math.inf
         self._kept = -math.inf
+        # Whether it was said to this head; until then it has it from its nodes.
+        self._keeps = False
         self._begun = False
         # For how long a node knows of no use, when it said so, and whether it ends itself at some time.
         self._reports: dict[str, tuple[float, float, bool]] = {}
@@ -63,7 +65,7 @@ class FleetUse:
 
     def keep(self, seconds: float) -> float:
         """Keeps the fleet from being idle for so many *seconds* from now on, 0 for no longer; returns them."""
-        self._kept = self._now() + seconds
+        self._kept, self._keeps = self._now() + seconds, True
         self.on_keep()
         return max(0.0, seconds)
 
@@ -85,8 +87,10 @@ class FleetUse:
         now = self._now()
         if self._busy():
             self.note()
-        self._kept = max(self._kept, now + keep_s) if self._kept == -math.inf else self._kept
         self._reports = {name: report for name, report in self._reports.items() if now - report[1] < _SILENT_S}
+        # Later a node says only what it heard here, some moments ago.
+        if not self._keeps and node not in self._reports:
+            self._kept = max(self._kept, now + keep_s)
         self._reports[node] = idle_s, now, ends
         self._begun = self._begun or begun
         before, self.stops = self.stops, {name: text for name, text in self.stops.items() if name in self._reports}

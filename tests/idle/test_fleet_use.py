@@ -63,6 +63,13 @@ def test_keeping_is_known_to_all_and_can_be_ended() -> None:
     assert another.report("n1", 300.0, 0.0)[1] == 7000.0
     another.keep(0.0)
     assert another.report("n0", 300.0, 7000.0)[1] == 0.0
+    assert another.report("n2", 300.0, 7000.0)[1] == 0.0
+    # Also where one that has just started tells it first; and what a node has from its head makes it no longer.
+    third = clock.use()
+    assert third.report("n1", 300.0, 0.0)[1] == 0.0
+    assert third.report("n0", 300.0, 7000.0)[1] == 7000.0
+    clock.now += 10
+    assert third.report("n1", 310.0, 6990.5)[1] == 6990.0
 
 
 def test_what_a_node_says_of_its_end_goes_with_it() -> None:
