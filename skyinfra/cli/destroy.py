@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -56,30 +57,18 @@ def destroy(
     block = next((each for each in project.blocks() if each.stack.folder == selected.folder), None)
     if block is not None:
         tables.say(f"{selected.name}: {program_of(block)}", to_stderr=True)
-    unused = None if limit is None else _Unused(selected, limit)
-    if unused is not None:
-        unused.check(wait=wait)
-    for line in stray_lines(selected):
-        tables.say((line, "red"), to_stderr=True)
-    approval = Approval(selected, "destroy", auto_approve)
+    unused = None if limit is None else _Unused(selected, limit, wait=wait)
 
-    def approve(plan: Plan) -> bool:
-        if unused is not None:
-            unused.check(plan)
-        return approval(plan)
+    def attempt() -> Plan:
+        for line in stray_lines(selected):
+            tables.say((line, "red"), to_stderr=True)
+        with kept_from_programs(block) if block is not None else nullcontext() as forget_block:
+            done = _attempt(selected, project, unused, auto_approve=auto_approve, gone=gone)
+            if forget_block is not None:
+                forget_block()
+        return done
 
-    def before(plan: Plan) -> None:
-        keep_jobs(selected, project.base_of(selected), plan, destroy=True)
-        if unused is not None:  # a person has answered, and jobs were copied: once more
-            unused.check(plan)
-
-    planning = working(f"plan {selected.name}: terraform")
-    with kept_from_programs(block) if block is not None else nullcontext() as forget_block:
-        done = carry_out(selected, approve=approve, destroy=True, gone=gone, planning=planning, before=before)
-        if done is None:
-            raise typer.Exit(1)
-        if forget_block is not None:
-            forget_block()
+    done = attempt() if unused is None else unused.attempt(attempt)
     forget(project, selected)
     if project.app:
         Choices.read(project.folder).without(selected.name)
@@ -90,6 +79,29 @@ def destroy(
     typer.echo(f"{selected.name}: {'nothing to destroy' if done.empty else 'destroyed'}")
     for line in kept_lines(selected):
         tables.say(f"{selected.name}: {line}")
+
+
+def _attempt(
+    stack: SynthesizedStack, project: Project, unused: _Unused | None, *, auto_approve: bool, gone: bool
+) -> Plan:
+    """Destroys *stack* by a plan that is approved, and returns the plan. Raises `typer.Exit`, and `_InUse`."""
+    approval = Approval(stack, "destroy", auto_approve)
+
+    def approve(plan: Plan) -> bool:
+        if unused is not None:
+            unused.check(plan)
+        return approval(plan)
+
+    def before(plan: Plan) -> None:
+        keep_jobs(stack, project.base_of(stack), plan, destroy=True)
+        if unused is not None:  # a person has answered, and jobs were copied: once more
+            unused.check(plan)
+
+    planning = working(f"plan {stack.name}: terraform")
+    done = carry_out(stack, approve=approve, destroy=True, gone=gone, planning=planning, before=before)
+    if done is None:
+        raise typer.Exit(1)
+    return done
 
 
 def _limit(when_idle: str | None, *, wait: bool, auto_approve: bool) -> float | None:
@@ -105,16 +117,35 @@ def _limit(when_idle: str | None, *, wait: bool, auto_approve: bool) -> float | 
     return seconds("--when-idle", when_idle)
 
 
+class _InUse(Exception):
+    """A plan is dropped, as the fleet is used again. pause_s: for how long to wait before the next look."""
+
+    def __init__(self, pause_s: float) -> None:
+        super().__init__()
+        self.pause_s = pause_s
+
+
 @dataclass
 class _Unused:
-    """Ends the command where a fleet of *stack* was used within the last *limit* seconds, or nobody knows."""
+    """Ends the command where a fleet of *stack* was used within the last *limit* seconds, or nobody knows; or *wait*s
+    until that is so no more."""
 
     stack: SynthesizedStack
     limit: float
+    wait: bool = False
     _said: dict[str, str] = field(default_factory=dict)
 
-    def check(self, plan: Plan | None = None, *, wait: bool = False) -> None:
-        """Looks at the fleets, and again and again to *wait*. Raises `typer.Exit`.
+    def attempt(self, destroy: Callable[[], Plan]) -> Plan:
+        """Returns what *destroy* does, once the fleets are unused. Raises `typer.Exit`."""
+        while True:
+            self.check()
+            try:
+                return destroy()
+            except _InUse as found:
+                time.sleep(found.pause_s)
+
+    def check(self, plan: Plan | None = None) -> None:
+        """Looks at the fleets, and again and again to wait. Raises `typer.Exit`, and `_InUse` to wait for another plan.
 
         plan: of the destroy. Before there is one, a head that does not answer decides nothing: its machine may be gone.
         """
@@ -127,19 +158,21 @@ class _Unused:
             if not used and not unknown:
                 return
             self._say(used, unknown)
-            if not wait:
+            if not self.wait:
                 sys.stdout.write(f"{self.stack.name}: not destroyed\n")
                 raise typer.Exit(1 if unknown and not used else 0)
             left = max([self.limit - (each.idle_s or 0.0) for each in used], default=_LOOK_S)
-            time.sleep(min(_LOOK_S, max(_LEAST_S, left)))
+            pause_s = min(_LOOK_S, max(_LEAST_S, left))
+            if plan is not None:
+                raise _InUse(pause_s)
+            time.sleep(pause_s)
 
     def _say(self, used: list[Use], unknown: list[Use]) -> None:
         """Prints what uses each fleet, unless that was printed last."""
         whys = {each.fleet: each.what for each in (*used, *unknown)}
-        for each in used:
-            if self._said.get(each.fleet) != each.what:
-                tables.say(f"{each.fleet}: {_words(each)}", to_stderr=True)
-        for each in unknown:
+        for each in (each for each in used if self._said.get(each.fleet) != each.what):
+            tables.say(f"{each.fleet}: {_words(each)}", to_stderr=True)
+        for each in (each for each in unknown if self._said.get(each.fleet) != each.what):
             tables.say((f"{each.fleet}: nobody knows whether it is used: {each.what}", "red"), to_stderr=True)
         self._said = whys
 

@@ -6,6 +6,7 @@ import math
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -240,6 +241,51 @@ def test_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
     assert "demo/b: was used 2m ago" in capsys.readouterr().err
     assert check(Use("demo/b", 0.0, kept_s=7200.0)) == 0
     assert "demo/b: kept from being idle for 2h (`skyinfra keep`)" in capsys.readouterr().err
+
+
+IDLE, USED = Use("demo/gpu", 1800.0), Use("demo/gpu", 5.0)
+SILENT = Use("demo/gpu", None, "no answer", silent=True)
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        [IDLE, IDLE, IDLE],
+        # Used while Terraform planned, while jobs were copied, and both.
+        [IDLE, USED, IDLE, IDLE, IDLE],
+        [IDLE, IDLE, USED, IDLE, IDLE, IDLE],
+        [IDLE, USED, USED, IDLE, IDLE, USED, IDLE, IDLE, IDLE],
+        # Before the plan that decides nothing.
+        [SILENT, SILENT, SILENT, IDLE, IDLE],
+    ],
+)
+def test_who_waits_goes_on_until_it_is_destroyed(
+    answers: list[Use], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    left, done, slept = list(answers), list[str](), list[float]()
+
+    def carry_out(_: Any, *, approve: Any, before: Any, **__: Any) -> Plan:
+        made = plan(*MACHINES)
+        assert approve(made)
+        before(made)
+        done.append("destroyed")
+        return made
+
+    stack = SimpleNamespace(name="demo", folder=tmp_path)
+    project = SimpleNamespace(blocks=list, app=None, folder=tmp_path, base_of=lambda _: tmp_path)
+    monkeypatch.setattr(destroy, "Project", SimpleNamespace(find=lambda: project))
+    monkeypatch.setattr(destroy, "stack_to_destroy", lambda *_: stack)
+    monkeypatch.setattr(destroy, "uses", lambda *_: [left.pop(0)])
+    monkeypatch.setattr(destroy, "Approval", lambda *_: lambda _: True)
+    monkeypatch.setattr(destroy, "carry_out", carry_out)
+    monkeypatch.setattr(destroy.time, "sleep", slept.append)
+    for name in ("keep_jobs", "forget", "stray_lines", "kept_lines"):
+        monkeypatch.setattr(destroy, name, lambda *_, **__: ())
+    monkeypatch.setattr(destroy.hosts, "forget_hosts", lambda *_: None)
+    destroy.destroy("demo", auto_approve=True, gone=False, when_idle="30m", wait=True)
+    assert done == ["destroyed"] and left == []
+    assert len(slept) == sum(each is USED for each in answers) + (answers[0] is SILENT)
+    assert capsys.readouterr().out == "demo: destroyed\n"
 
 
 @pytest.mark.parametrize("given", ["30", "0m", "soon", "-5m", "30 m"])
