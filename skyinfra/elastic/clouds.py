@@ -38,7 +38,7 @@ _MACHINE = re.compile(r"projects/[a-z0-9.:-]+/zones/[a-z0-9-]+/instances/[a-z][a
 @dataclass(frozen=True)
 class Said:
     """The answer of the watch of a head for its group: the bounds, the last size that was asked for, what failed, the
-    name of the group, and the names of the machines that stand ready."""
+    name of the group, the names of the machines that stand ready, and the last request that was carried out."""
 
     least: int
     most: int
@@ -46,6 +46,7 @@ class Said:
     problem: str | None = None
     group: str | None = None
     names: list[str] = field(default_factory=list)
+    done: str | None = None
 
 
 class _CloudGroup:
@@ -53,7 +54,9 @@ class _CloudGroup:
 
     def __init__(self, directory: NodeDirectory) -> None:
         self._directory = directory
-        self._reported: str | None = None
+        self._request: str | None = None
+        # The request whose problem was returned, and that.
+        self._reported: tuple[str | None, str | None] | None = None
 
     def bounds(self) -> tuple[int, int] | None:
         """Returns those that the head was given; None where nothing was read yet."""
@@ -67,11 +70,11 @@ class _CloudGroup:
     def problem(self) -> str | None:
         """Returns what the cloud answered, once; None where it took what was asked for."""
         said = self._said()
-        found = said.problem if said is not None else None
-        if found == self._reported:
+        # Until the watch has carried it out, what it says is of the request before.
+        if said is None or self._request not in (None, said.done) or self._reported == (said.done, said.problem):
             return None
-        self._reported = found
-        return found
+        self._reported = said.done, said.problem
+        return said.problem
 
     def broken(self) -> list[str]:
         """Returns nothing: machines that could not be set up tell the head."""
@@ -89,9 +92,10 @@ class _CloudGroup:
         """Leaves the group alone."""
 
     def _leave(self, text: str) -> None:
-        self._reported = None
         # The time makes it another request where the text is the one of before.
-        replace_file(self._directory.said_by("runner") / _REQUEST, f"{text} {time.time():.0f}\n")
+        asked = f"{text} {time.time():.0f}"
+        replace_file(self._directory.said_by("runner") / _REQUEST, f"{asked}\n")
+        self._request = asked
 
     def _said(self) -> Said | None:
         try:
@@ -200,7 +204,7 @@ class GroupWatch:
         if request != self._done and (did := self._carry_out(found, machines, wanted)) is not None:
             self._asked, self._problem = did
             self._done = request
-        said = Said(found.least, found.most, self._asked, self._problem, found.group, found.names)
+        said = Said(found.least, found.most, self._asked, self._problem, found.group, found.names, self._done)
         if said != self._written:
             self._directory.write(self._directory.said_by("watch") / _STATE, json.dumps(vars(said)) + "\n")
             self._written = said

@@ -96,6 +96,28 @@ def test_a_role_without_the_permission_is_said(head: Head) -> None:
     assert head.sizes == [1] and head.runner.problem() is None
 
 
+def test_an_old_refusal_is_no_answer_to_a_new_request(head: Head) -> None:
+    head.groups.allows = False
+    head.runner.ask(2)
+    head.watch()
+    assert head.runner.problem() is not None
+    head.groups.allows = True
+    head.runner.ask(3)
+    # The watch looks a second later.
+    assert head.runner.problem() is None
+    head.watch()
+    assert head.runner.problem() is None
+    # The same refusal of another request is another one.
+    head.groups.allows = False
+    for size in (4, 2):
+        head.runner.ask(size)
+        head.watch()
+        assert "does not take the size" in str(head.runner.problem())
+    # A runner that starts hears what became of the last request.
+    again = AwsGroup(NodeDirectory(head.folder))
+    assert again.problem() is not None and again.problem() is None
+
+
 def test_a_watch_that_starts_again_does_not_start_the_nodes_of_this_morning(
     head: Head, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
