@@ -58,3 +58,12 @@ def load(text: str, devices: Sequence[str] = device.FILES) -> None:
         for name in wanted["env"]:
             os.environ.pop(name, None)
         os.execv(sys.executable, sys.orig_argv)  # noqa: S606 - this program once more
+
+
+def seed_anew() -> None:
+    """In a worker process: gives PyTorch, where the fork server has imported it, random numbers of this process's own.
+
+    Python does so for `random`, and Dask for numpy.
+    """
+    if "torch" in sys.modules:
+        sys.modules["torch"].default_generator.seed()

@@ -35,7 +35,7 @@ from skyinfra.node import children, faults, shares
 from skyinfra.protocol import calls, services
 from skyinfra.protocol.instance import GPU_MEMORY, NODE_DIRECTORY, STARTUP_KEY, VARIABLE, InstanceInfo
 from skyinfra.protocol.readings import REPORT
-from skyinfra.worker import attempts, cancellation, output, secrets, stateful
+from skyinfra.worker import attempts, cancellation, output, preload, secrets, stateful
 
 logger = logging.getLogger("skyinfra.runner")
 
@@ -130,6 +130,7 @@ class SlotWorker(Worker):  # type: ignore[misc]
         # As in a program: the fork server, of which this process is, is no choice of the task.
         multiprocessing.set_start_method(None, force=True)
         multiprocessing.current_process().name = "MainProcess"
+        preload.seed_anew()
         cancellation.ignore_interrupts()
         output.follow_threads()
         children.adopt()

@@ -37,10 +37,17 @@ def loaded() -> tuple[bool, bool, str, str | None, int]:
     )
 
 
+def draw() -> tuple[float, float]:
+    numpy, torch = map(sys.modules.get, ("numpy", "torch"))
+    return numpy.random.random(), torch.default_generator.random()
+
+
 def test_slots_have_what_was_imported_once_and_a_device_each(tmp_path: Path) -> None:
     node = RunningNode(tmp_path / "n1", config(env={"DEMO": "yes"}, preload=("colorsys", "own_library", "no_such_one")))
     packages = NodeDirectory(node.path).packages
     packages.mkdir()
+    # Its generator has the methods of PyTorch's.
+    (packages / "torch.py").write_text("import random\ndefault_generator = random.Random(1)\n")
     (packages / "own_library.py").write_text("import os\nSEEN = os.environ.get('DEMO')\n")
     try:
         node.boot()
@@ -52,12 +59,14 @@ def test_slots_have_what_was_imported_once_and_a_device_each(tmp_path: Path) -> 
             assert "preload: no_such_one cannot be imported" in node.directory.log_file.read_text()
             before = {parent for *_, parent in found}
             # Another list: the slots start anew, from a new fork server.
-            node.configure(preload=("colorsys",))
+            node.configure(preload=("colorsys", "numpy.random", "torch"))
             node.boot()
             until(lambda: len(pool.slots()) == 2, "both slots are there again")
             after = Task(loaded) @ pool
             assert [(a, b) for a, b, *_ in after] == [(True, False)] * 2
             assert before.isdisjoint({parent for *_, parent in after})
+            ours, others = zip(*Task(draw) @ pool, strict=True)
+            assert len(set(ours)) == len(set(others)) == 2, "the numbers of a process are not those of its fork server"
     finally:
         node.run("stop", "--timeout", "10", check=False)
 
