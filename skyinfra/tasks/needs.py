@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import sys
 import types
 import weakref
@@ -95,20 +97,31 @@ class _Reach:
 
 
 _known: weakref.WeakKeyDictionary[Any, _Reach] = weakref.WeakKeyDictionary()
+# Of what stands for a function, the attributes with what it calls.
+_INNER = {
+    property: ("fget", "fset", "fdel"),
+    functools.cached_property: ("func",),
+    functools.partial: ("func", "args", "keywords"),
+    functools.partialmethod: ("func",),
+    types.MethodType: ("__func__", "__self__"),
+    classmethod: ("__func__",),
+    staticmethod: ("__func__",),
+}
 
 
 def _reach(value: Any) -> _Reach:
     if value not in _known:
         codes: list[types.CodeType] = []
         found: dict[Secret, None] = {}
-        waiting, seen = [value], set()
+        # By their ids: some are made as they are asked for, and would go.
+        waiting, seen = [value], dict[int, object]()
         while waiting:
             each = undecorated(waiting.pop())
             if isinstance(each, Secret):
                 found[each] = None
-            elif id(each) not in seen and _is_own(each):
-                seen.add(id(each))
-                if isinstance(each, types.FunctionType) and each.__module__ == script.NAME:
+            elif id(each) not in seen:
+                seen[id(each)] = each
+                if isinstance(each, types.FunctionType) and each.__globals__ is vars(sys.modules[script.NAME]):
                     codes.append(each.__code__)
                 waiting += _used_by(each)
         _known[value] = _Reach(tuple(codes), tuple(found))
@@ -117,16 +130,45 @@ def _reach(value: Any) -> _Reach:
 
 def _is_own(value: object) -> bool:
     name = getattr(value, "__module__", None)
-    return isinstance(value, types.FunctionType | type) and (name == script.NAME or modules.is_own(name))
+    return isinstance(name, str) and (name == script.NAME or modules.is_own(name))
 
 
 def _used_by(value: Any) -> Iterator[object]:
-    """The values of the global names that *value* uses, those of the modules among them included."""
-    if isinstance(value, type):
-        yield from (getattr(each, "__func__", each) for each in vars(value).values())
-        return
-    for name in script.used(value.__code__):
-        found = value.__globals__.get(name)
+    """The values that *value*, a function, class or object, uses; none of one that is installed, but what it wraps."""
+    kind = type(value)
+    if kind is types.FunctionType:
+        yield from _used_by_function(value) if _is_own(value) else ()
+    elif issubclass(kind, type):
+        yield from (*vars(value).values(), *value.__mro__, kind) if _is_own(value) else ()
+    elif kind in (dict, list, tuple, set, frozenset):
+        yield from filter(callable, [*(value.values() if kind is dict else value)])
+    elif _is_own(kind):
+        yield kind
+        yield from filter(callable, _variables(value).values())
+    for attribute in next((_INNER[each] for each in _INNER if issubclass(kind, each)), ()):
+        given = getattr(value, attribute)
+        yield from given if isinstance(given, tuple) else given.values() if isinstance(given, dict) else [given]
+    yield _variables(value).get("__wrapped__")
+
+
+def _variables(value: object) -> dict[str, object]:
+    try:
+        return dict(object.__getattribute__(value, "__dict__"))
+    except (AttributeError, TypeError):
+        return {}
+
+
+def _used_by_function(function: types.FunctionType) -> Iterator[object]:
+    """The values of the global names that *function* uses, of its variables of functions around it, and its defaults.
+
+    Of a module, those of its attributes that it names.
+    """
+    for name in script.used(function.__code__):
+        found = function.__globals__.get(name)
         yield found
         if isinstance(found, types.ModuleType) and modules.is_own(found.__name__):
-            yield from (vars(found)[attribute] for attribute in value.__code__.co_names if attribute in vars(found))
+            yield from (vars(found)[attribute] for attribute in function.__code__.co_names if attribute in vars(found))
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # it is empty
+            yield cell.cell_contents
+    yield from (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())

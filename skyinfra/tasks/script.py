@@ -80,13 +80,18 @@ class Script:
         return found
 
     def has_changed(self, name: str, value: object) -> bool:
-        """Returns whether *value*, of a global name, is small data that this process has changed since it was set."""
+        """Returns whether *value*, of a global name, is data that this process has changed since it was set.
+
+        What is large and was None first is not: a model that is loaded here is loaded there too.
+        """
         if name not in self._literals:
             return False
+        before = self._literals[name]
         try:
-            return bool(value != self._literals[name]) and _is_small(value)
+            changed = bool(value != before)
         except Exception:  # noqa: BLE001 - a comparison of the user's may raise anything; arrays do
-            return _is_small(value)
+            changed = True
+        return changed and _can_travel(value, large=before is not None)
 
     @cached_property
     def _reads_arguments(self) -> bool:
@@ -172,6 +177,10 @@ def _global_names(code: types.CodeType) -> Iterator[str]:
             yield each.argval
 
 
+class _LargeError(Exception):
+    """A value is large."""
+
+
 class _Limited:
     """A file to pickle into, which takes no more than `_SMALL` bytes."""
 
@@ -182,14 +191,16 @@ class _Limited:
         size = memoryview(data).nbytes
         self._left -= size
         if self._left < 0:
-            raise OverflowError
+            raise _LargeError
         return size
 
 
-def _is_small(value: object) -> bool:
-    """Returns whether *value* can be pickled, and is small then: a model that is loaded here is loaded there too."""
+def _can_travel(value: object, *, large: bool) -> bool:
+    """Returns whether *value* can be pickled, as far as is seen before it is *large*, which it may be."""
     try:
         cloudpickle.Pickler(_Limited()).dump(value)
+    except _LargeError:
+        return large
     except Exception:  # noqa: BLE001 - __reduce__ may raise anything
         return False
     return True

@@ -255,3 +255,101 @@ def test_a_script_without_such_a_block_travels_by_value(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(text)
     done = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.stdout == "None\n", done.stderr
+
+
+REACHED = """
+import functools
+from skyinfra.tasks import pickling
+from skyinfra.tasks.needs import Needs
+from skyinfra.tasks.task import Compute, Task
+
+TABLE = []
+ROWS = {}
+MODEL = None
+class Unbound:
+    def __getattr__(self, name): raise RuntimeError("working outside of a context")
+request = Unbound()
+
+def timed(function):
+    @functools.wraps(function)
+    def timed_one(*arguments): return function(*arguments), in_wrapper
+    return timed_one
+class Logged:
+    def __init__(self, function): self.function = function
+    def __call__(self, *arguments): return self.function(*arguments), in_call
+class Kind(type):
+    def __call__(cls): return in_meta
+class Base:
+    def inherited(self): return in_base
+class Net(Base, metaclass=Kind):
+    @property
+    def first(self): return in_property
+    @functools.cached_property
+    def second(self): return in_cached_property
+    @classmethod
+    def third(cls): return in_class_method
+class Plain:
+    def go(self): return in_object
+@timed
+def wrapped(): return in_wrapped
+@functools.cache
+def cached(): return in_cached
+@Logged
+def logged(): return in_logged
+def bound(x): return in_partial
+@Compute
+@timed
+def decorated(): return in_decorated
+def default(): return in_default
+partial, thing = functools.partial(bound, 1), Plain()
+def closed():
+    def inner(): return in_closure, default
+    return inner
+closure = closed()
+def listed(): return in_list
+by_name = {"a": listed}
+
+def each_of(name):
+    return {
+        "wrapped": lambda: wrapped(), "cached": lambda: cached(), "logged": lambda: logged(),
+        "partial": lambda: partial(), "closure": lambda: closure(), "thing": lambda: (thing.go(), request),
+        "net": lambda: Net, "list": lambda: by_name["a"](), "decorated": lambda: decorated(),
+    }[name]
+def fill():
+    global MODEL
+    TABLE.append(bytes(2**20 + 1))
+    ROWS[1] = MODEL = bytes(2**20 + 1)
+def use_table(): return TABLE, MODEL, ROWS
+def use_default(given=default): return given()
+
+def values(function):
+    needs = Needs()
+    pickling.dump(Task(function), needs)
+    return needs.values
+
+if __name__ == "__main__":
+    in_wrapper = in_call = in_meta = in_base = in_property = in_cached_property = in_class_method = 1
+    in_object = in_wrapped = in_cached = in_logged = in_partial = in_decorated = in_closure = in_default = in_list = 1
+    wanted = {
+        "wrapped": {"in_wrapper", "in_wrapped"}, "cached": {"in_cached"}, "logged": {"in_call", "in_logged"},
+        "partial": {"in_partial"}, "closure": {"in_closure", "in_default"}, "thing": {"in_object"},
+        "net": {"in_meta", "in_base", "in_property", "in_cached_property", "in_class_method"},
+        "decorated": {"in_wrapper", "in_decorated"}, "list": {"in_list"},
+    }
+    wrong = {}
+    for name, names in wanted.items():
+        if (found := {each for each in values(each_of(name)) if each.startswith("in_")}) != names:
+            wrong[name] = found
+    if set(values(use_default)) != {"in_default"}:
+        wrong["default"] = values(use_default)
+    fill()
+    if set(values(use_table)) != {"TABLE", "ROWS"}:
+        wrong["large"] = list(values(use_table))
+    print(wrong)
+"""
+
+
+def test_values_are_found_through_decorators_classes_and_objects_and_travel_whatever_their_size(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(REACHED)
+    done = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout == "{}\n", done.stdout + done.stderr
