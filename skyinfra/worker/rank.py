@@ -126,7 +126,8 @@ def _script(work: Work, pipe: _Line) -> int:
     sys.modules["__main__"] = module
     try:
         _meet()
-        exec(compile(work.source, str(path), "exec"), module.__dict__)  # noqa: S102 - the user's own program
+        code = compile(work.source, str(path), "exec", dont_inherit=True)
+        exec(code, module.__dict__)  # noqa: S102 - the user's own program
     except SystemExit as error:
         if error.code in (None, 0):
             return 0

@@ -44,6 +44,8 @@ def test_a_script_runs_as_a_program_on_every_rank(pool, script):
         "def f(): return 1\n"
         "print(__name__, sys.argv[1:], os.path.dirname(__file__) == os.getcwd(), skyinfra.gang().rank)\n"
         "import pickle; pickle.loads(pickle.dumps(f))\n"
+        "def g(x: int): ...\n"
+        "assert g.__annotations__ == {'x': int}\n"
         "print('bad', file=sys.stderr)\n"
     )
     lines = []
