@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -35,16 +35,11 @@ from skyinfra.terminal.overview import show_steps, steps_of
 from skyinfra.terminal.places import ask_clouds
 from skyinfra.terminal.plans import plan_document, show_plan
 from skyinfra.terminal.progress import synthesized, working
+from skyinfra.terminal.reports import show_report
 from skyinfra.terraform.program import Plan
 from skyinfra.terraform.project import Project
 from skyinfra.terraform.synthesized import SynthesizedStack
 from skyinfra.terraform.text import Event
-
-if TYPE_CHECKING:
-    from skyinfra.preflight import Report, Result
-
-_COLOURS: dict[Result, str] = {"pass": "green", "warn": "yellow", "fail": "red"}
-
 
 app = typer.Typer()
 Replace = Annotated[list[str] | None, typer.Option(help="Address of a resource to make anew.")]
@@ -180,13 +175,38 @@ def deploy(
     wide: Wide = False,
 ) -> None:
     """Create or change what is declared, and wait for the nodes."""
+    deploy_stack(
+        stack,
+        auto_approve=auto_approve,
+        replace=replace or (),
+        gone=gone,
+        wait=wait,
+        patience=patience,
+        as_json=as_json,
+    )
+
+
+def deploy_stack(
+    stack: str | None,
+    *,
+    auto_approve: bool,
+    wait: bool,
+    patience: str = "15m",
+    replace: Sequence[str] = (),
+    gone: bool = False,
+    as_json: bool = False,
+    begun: Callable[[], object] = lambda: None,
+) -> None:
+    """Deploys a stack, as the command of that name does. begun: is called before anything is applied."""
     # As JSON, the events stand on stdout beside what a person reads on stderr.
     say = print_event if as_json else None
     try:
         patience_s = seconds("--patience", patience, bare=True)
         project = Project.find()
         selected = synthesize(stack, project)
-        failover = failover_of(selected, project, auto_approve=auto_approve, replace=replace or (), gone=gone, say=say)
+        failover = failover_of(
+            selected, project, auto_approve=auto_approve, replace=replace, gone=gone, say=say, begun=begun
+        )
         done = failover.deploy()
         selected = failover.stack
         if done is None:
@@ -222,8 +242,10 @@ def failover_of(
     replace: Sequence[str] = (),
     gone: bool = False,
     say: Callable[..., None] | None = None,
+    begun: Callable[[], object] = lambda: None,
 ) -> Failover:
-    """Returns a deploy of *stack*. say: see `print_event`; without it, steps are shown as lines."""
+    """Returns a deploy of *stack*. say: see `print_event`; without it, steps are shown as lines. begun: see
+    `deploy_stack`."""
 
     made: set[str] = set()
 
@@ -232,6 +254,10 @@ def failover_of(
             made.add(event.address)
         if say is not None:
             print_step(event)
+
+    def before(selected: SynthesizedStack, plan: Plan) -> None:
+        keep_jobs(selected, project.folder, plan)
+        begun()
 
     def attempt(selected: SynthesizedStack, again: bool = False) -> Plan | None:
         cost = cost_of(selected.pools, selected.volumes)
@@ -242,7 +268,7 @@ def failover_of(
             replace=[each for each in replace if made.isdisjoint(wherever([each]))],
             gone=gone,
             planning=working(f"plan {selected.name}: terraform"),
-            before=partial(keep_jobs, selected, project.folder),
+            before=partial(before, selected),
             on_event=listen,
         )
 
@@ -401,19 +427,3 @@ def preflight(stack: StackName = None, as_json: Json = False, wide: Wide = False
         show_report(report)
     if report.failed:
         raise typer.Exit(1)
-
-
-def show_report(report: Report) -> None:
-    """Prints a line for each check, then what to do about those that did not pass."""
-    out = tables.console()
-    made = tables.table("POOL", "CHECK", "RESULT", "FOUND", sentences=("FOUND",))
-    for line in report.lines:
-        made.add_row(line.pool, line.check, f"[{_COLOURS[line.result]}]{line.result}[/]", escape(line.found))
-    out.print(made)
-    # Below the table and not folded, so that commands can be copied.
-    for line in report.lines:
-        if line.to_do:
-            tables.say(f"{line.pool}, {line.check}: {line.to_do}")
-    counts = {result: report.count(result) for result in _COLOURS}
-    text = ", ".join(f"{count} {result}" for result, count in counts.items() if count)
-    out.print(f"{report.stack}: {text or 'no pools'}")

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from threading import Event
 from typing import Annotated
 
 import typer
 from rich.markup import escape
 
 from skyinfra.cli.options import Fleet, Yes, can_be_asked
-from skyinfra.cli.stacks import deploy, synthesize
+from skyinfra.cli.stacks import deploy_stack, synthesize
 from skyinfra.deploy.moving import move as move_pools
 from skyinfra.deploy.orphans import stack_to_destroy
 from skyinfra.deploy.upgrade import Running, Upgrade, check_kind, running, wanted
 from skyinfra.errors import (
-    DeclarationError,
     FleetUnreachable,
     InvalidField,
     NotSupported,
     PoolNotFound,
-    ProjectError,
-    TerraformNotFound,
     counted,
     did_you_mean,
 )
@@ -29,9 +27,6 @@ from skyinfra.terminal import tables
 from skyinfra.terminal.progress import deployed, synthesized
 from skyinfra.terraform.project import Project
 from skyinfra.terraform.synthesized import SynthesizedStack
-
-# A deploy that ends with one of these has changed nothing: a person has said no, or there is no plan.
-_BEFORE_IT = (typer.Exit, typer.Abort, DeclarationError, ProjectError, TerraformNotFound)
 
 app = typer.Typer()
 
@@ -105,12 +100,14 @@ def scale(
     known = project.stack(stack)
     key = f"{known.name}/{name or known.only_pool}"
     before = Choices.read(project.folder).of(key).nodes
+    begun = Event()
     try:
         _choose(project, key, nodes)
         _check_scale(project.stack(stack, stacks=synthesized(project)), key, nodes)
-        deploy(known.name, auto_approve=auto_approve, wait=wait, patience="15m", as_json=False)
-    except _BEFORE_IT:
-        _choose(project, key, before)
+        deploy_stack(known.name, auto_approve=auto_approve, wait=wait, begun=begun.set)
+    except BaseException:
+        if not begun.is_set():  # nothing was changed
+            _choose(project, key, before)
         raise
     tables.say(f"{key} has {counted(nodes, 'node')}: {NAME} says so, and belongs into version control.", to_stderr=True)
 

@@ -20,10 +20,10 @@ from typer.testing import CliRunner
 
 import skyinfra as sky
 from skyinfra.cli.app import app
-from skyinfra.cli.stacks import show_report
 from skyinfra.preflight import preflight
 from skyinfra.preflight.api import ATTEMPTS
 from skyinfra.preflight.aws import ACTIONS
+from skyinfra.terminal.reports import show_report
 
 Make = Callable[..., sky.ComputePool]
 
