@@ -221,6 +221,12 @@ def test_machines_of_nebius() -> None:
     [
         ("nebius_compute_v1_instance.node", "rpc error: code = ResourceExhausted", "CapacityUnavailable"),
         ("nebius_compute_v1_instance.node", "rpc error: code = Unauthenticated", "CloudCredentialsRefused"),
+        # A throttle may have that code too, and moves no pool.
+        (
+            "nebius_compute_v1_instance.node",
+            "rpc error: code = ResourceExhausted desc = x, service error TooManyRequests",
+            "CloudThrottled",
+        ),
         ("verda_instance.node", "Unable to create instance, got error: service_unavailable", "CapacityUnavailable"),
         ("verda_instance.node", "Unable to create instance, got error: insufficient_funds", "QuotaExceeded"),
         ("lambdalabs_instance.node", "instance-operations/launch/insufficient-capacity", "CapacityUnavailable"),
