@@ -81,7 +81,7 @@ def _paths(stack: SynthesizedStack) -> tuple[Path, ...]:
 
 def _orphans(project: Project, stack: SynthesizedStack) -> Iterator[Orphan]:
     if not (paths := _paths(stack)):
-        if (stack.folder / ".terraform").exists():  # nothing was deployed where it was never set up
+        if stack.data_folder.exists():  # nothing was deployed where it was never set up
             yield from _orphan(stack, next(iter(stack.backend), "its backend"), None, stack.resources)
         return
     states: dict[str | None, Path] = {None: paths[0]}

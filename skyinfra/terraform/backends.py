@@ -24,9 +24,10 @@ class S3(Declaration):
     bucket, key: where. region: of the bucket; stores that have none take any, such as ``us-east-1``. profile: of the
     credentials, which come from there or from the environment, never from the declaration. role_arn: a role to take on
     first. encrypt: by the store, with *kms_key_id* if given. use_lockfile: one run at a time, by a file beside the
-    state; dynamodb_table: by a table. endpoint: the address of a store that is not AWS's, such as
-    ``https://minio.example.com``: buckets stand in the path of its addresses, nothing is asked that AWS alone answers.
-    insecure: that the endpoint may be one of http: everybody on the way can read the state, and the fleet's secret.
+    state, with Terraform 1.10 or later; dynamodb_table: by a table. endpoint: the address of a store that is not AWS's,
+    such as ``https://minio.example.com``: buckets stand in the path of its addresses, nothing is asked that AWS alone
+    answers. insecure: that the endpoint may be one of http: everybody on the way can read the state, and the fleet's
+    secret.
     """
 
     bucket: str

