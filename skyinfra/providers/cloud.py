@@ -43,8 +43,8 @@ class CloudProvider(Provider):
     region: where the nodes stand; of a list one after the other, where a deploy is refused. regions: that list.
     instance_types: to take, in order of preference; empty takes the cheapest that
     carries the accelerator. head_instance_type: of the head of a pool that is a machine group, which carries no slots.
-    allow_cidrs: networks that may reach the head; with none, nothing comes in. Outputs can be given; on AWS, Crusoe, OCI
-    and Vultr not those of what the same apply makes. ssh_public_key: to log in with.
+    allow_cidrs: networks that may reach the head; with none, nothing comes in. Outputs may be given; on AWS, Crusoe,
+    OCI and Vultr not those of what the same apply makes. ssh_public_key: to log in with.
     provider: a provider block of the stack's own, as a construct of cdktf or cdktn or by its name such as ``aws.east``;
     it looks in the region that is declared here. None makes one.
     """
