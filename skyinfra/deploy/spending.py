@@ -96,7 +96,7 @@ def priced_hours(
     """
     nodes = {node.name: node for node in manifest.nodes}
     mine = running_cost(each for each in resources if each.module == manifest.pool)
-    existing = {each.machine_type: each.price for each in mine.machines}
+    existing = {(each.machine_type, each.spot): each.price for each in mine.machines}
     names = {f"{run.node}/{run.machine}": nodes.get(run.node) for run in hours.runs}
     return PricedHours(hours, {key: _machine(pool, node, existing) for key, node in names.items()}, live=True)
 
@@ -114,16 +114,19 @@ def with_kept(now: PricedHours, kept: Sequence[PricedHours]) -> list[PricedHours
 
 
 def _machine(
-    pool: Mapping[str, Any], node: ManifestNode | None, existing: Mapping[str, Price | None]
+    pool: Mapping[str, Any], node: ManifestNode | None, existing: Mapping[tuple[str, bool], Price | None]
 ) -> dict[str, Any]:
-    """Returns the type and the price of a machine. *node*: None for one that is not in the manifest (any more)."""
+    """Returns the type and the price of a machine. *node*: None for one that is not in the manifest (any more).
+    *existing*: the prices of those that exist, by type and whether they are interruptible."""
     head = pool.get("head") if node is not None and node.head else None
     known = (node and node.machine_type) or head
     machine, separate = str(known or pool["machine_types"][0]), known is not None and known == head
-    found = Price(**pool["head_price"]) if separate and pool.get("head_price") else existing.get(machine)
+    spot = bool(pool.get("spot")) and not separate
+    found = Price(**pool["head_price"]) if separate and pool.get("head_price") else existing.get((machine, spot))
+    if found is None and machine != pool.get("head"):  # it is declared otherwise since
+        found = existing.get((machine, not spot))
     if found is None and not separate and machine in pool.get("prices", {}):
         found = Price(**pool["prices"][machine])
-    spot = bool(pool.get("spot")) and not separate
     found = found or Machines(pool["provider"], machine, pool.get("region") or "", spot).price
     free = pool["provider"] in FREE
     # Nobody says of which type a machine is that has gone, or that is one of a group of several types.

@@ -180,6 +180,26 @@ def test_the_head_of_a_group_costs_and_runs_no_task(group: dict[str, int]) -> No
     assert found["estimated"], "which of its types a machine of the group is, nobody says"
 
 
+@pytest.mark.parametrize("scaled", [True, False])
+def test_a_head_of_the_type_of_its_spot_workers_has_a_price_of_its_own(scaled: bool) -> None:
+    pool = choices("L4", spot=True, nodes=2, provider=sky.AWS(head_instance_type="g6.xlarge"))
+    assert pool["machine_types"][0] == pool["head"] == "g6.xlarge"
+    fleet = manifest(("p-head", "g6.xlarge"), group_nodes=2)
+    override = {"launch_template": [{"override": [{"instance_type": "g6.xlarge"}]}]}
+    share = {"instances_distribution": [{"on_demand_percentage_above_base_capacity": 0}]}
+    arn = "arn:aws:autoscaling:us-east-1:1:autoScalingGroup:x"
+    group = {"mixed_instances_policy": [{**override, **share}], "desired_capacity": 2, "arn": arn}
+    head = {"instance_type": "g6.xlarge", "arn": "arn:aws:ec2:us-east-1:1:instance/i-1"}
+    state = [Resource("p", "aws_instance", "head", "", head)]
+    # A group at the least of 0 has no machine in the state.
+    state[:0] = [Resource("p", "aws_autoscaling_group", "this", "", group)] if scaled else []
+    priced = priced_hours(ledger(run("p-head", 0, 1), run("p-i-1", 0, 1)), pool, fleet, state)
+    found = {each["node"]: each["usd"] for each in pool_spent("s/p", (priced,))["nodes"]}
+    spot, on_demand = pool["prices"]["g6.xlarge"]["usd_per_hour"], choices("L4")["prices"]["g6.xlarge"]["usd_per_hour"]
+    assert spot < on_demand
+    assert found == {"p-head": pytest.approx(on_demand), "p-i-1": pytest.approx(spot)}
+
+
 def test_nodes_that_said_nothing_are_named() -> None:
     # skypilot-org/skypilot#1751: machines that never were had a cost. One that is there and silent has an unknown one.
     found = pool_spent("s/p", (priced_hours(ledger(run("p-0", 0, 20.5)), choices(), TWO),), manifest=TWO)
