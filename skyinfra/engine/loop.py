@@ -9,6 +9,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from skyinfra.engine import settings
+from skyinfra.errors import FleetError
 
 T = TypeVar("T")
 
@@ -36,7 +37,16 @@ class LoopThread:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Runs *coroutine* and waits for it; an interrupt of the waiting thread cancels it."""
+        """Runs *coroutine* and waits for it; an interrupt of the waiting thread cancels it.
+
+        Raises `FleetError` in the thread itself, which would wait for ever.
+        """
+        if threading.current_thread() is self._thread:
+            coroutine.close()
+            raise FleetError(
+                "this callback runs in the thread of the connection, and waits for what that thread is to do",
+                hint="Hand it over to another thread, for instance through a queue.",
+            )
         future = self.start(coroutine)
         try:
             return future.result()

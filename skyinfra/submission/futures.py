@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar, cast
 
 from skyinfra.errors import ConnectionForked, FleetError
 from skyinfra.protocol.calls import SMALL_OUTCOME, Outcome
+from skyinfra.submission.callbacks import CALLBACKS
 from skyinfra.submission.items import Arrivals, Items
 from skyinfra.tasks import outcomes
 
@@ -194,9 +195,18 @@ class Future(concurrent.futures.Future[T]):
         the task was cancelled or its slot was lost."""
         return self._given
 
+    def add_done_callback(self, fn: Callable[[concurrent.futures.Future[T]], object]) -> None:
+        """Calls *fn* with this future when the task has ended: at once where it has, else in a thread for callbacks,
+        one after the other. They may use the pool."""
+        if self.done():
+            super().add_done_callback(fn)
+        else:
+            super().add_done_callback(functools.partial(CALLBACKS.call, fn))
+
     def when_done(self, callback: Callable[[Future[T]], object]) -> None:
-        """Calls *callback* with this future when the task has ended, in another thread; it must return at once."""
-        self.add_done_callback(lambda _: callback(self))
+        """Calls *callback* with this future when the task has ended, in the thread of the connection: it must return at
+        once, and cannot use the pool."""
+        super().add_done_callback(lambda _: callback(self))
 
     def __await__(self) -> Generator[Any, None, T]:
         """Waits for the result in a coroutine; one that is cancelled cancels the task."""
@@ -212,7 +222,7 @@ class Future(concurrent.futures.Future[T]):
                 with contextlib.suppress(RuntimeError):  # that loop is closed
                     loop.call_soon_threadsafe(wake)
 
-            self.add_done_callback(done)
+            super().add_done_callback(done)
             try:
                 yield from over
             except asyncio.CancelledError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import gc
+import queue
 import threading
 import time
 import traceback
@@ -116,13 +117,45 @@ def test_what_is_no_future_is_named(pool):
 
 
 def test_callbacks_get_the_future_itself(pool):
-    heard: list[object] = []
+    heard: queue.Queue[object] = queue.Queue()
     future = pool.submit(double, 1)
-    future.add_done_callback(heard.append)
-    future.when_done(heard.append)
-    sky.wait([future], timeout=60)
-    assert future.result() == 2
-    assert heard == [future, future]
+    future.add_done_callback(heard.put)
+    future.when_done(heard.put)
+    assert [heard.get(timeout=60), heard.get(timeout=60)] == [future, future]
+    future.add_done_callback(heard.put)
+    assert heard.get_nowait() is future, "of one that is done it is called at once"
+
+
+def test_callbacks_may_use_the_pool(pool, gate, caplog):
+    heard: queue.Queue[object] = queue.Queue()
+
+    def use(future: sky.Future[int]) -> None:
+        gate.touch()
+        heard.put((future.result(), other.result(), pool.submit(len, bytes(5 * 2**20)).result(), len(pool.slots())))
+
+    def fail_here(future: sky.Future[int]) -> None:
+        raise LookupError("of the callback")
+
+    other = pool.submit(nap, str(gate))
+    first = pool.submit(double, 1)
+    first.add_done_callback(fail_here)
+    first.add_done_callback(use)
+    assert heard.get(timeout=60) == (2, str(gate), 5 * 2**20, 4)
+    assert "LookupError: of the callback" in caplog.text
+
+
+def test_what_would_wait_for_its_own_thread_is_refused(pool, caplog):
+    heard: queue.Queue[object] = queue.Queue()
+
+    def use(_: object) -> None:
+        try:
+            pool.slots()
+        except sky.FleetError as error:
+            heard.put(error)
+
+    pool.submit(double, 1).when_done(use)
+    assert "to another thread" in str(heard.get(timeout=60))
+    assert pool.submit(double, 2).result(timeout=60) == 4
 
 
 # Of asyncio ---------------------------------------------------------------------------------------------------------
