@@ -51,13 +51,11 @@ def adopt() -> None:
 
 @contextlib.contextmanager
 def keeping(key: str) -> Iterator[None]:
-    """Keeps the processes that are started in the body until `release`."""
+    """Keeps the processes that are started in the body until `release`; none where it raises."""
     before = {each.id for each in _family()} if _any() else set()
-    try:
-        yield
-    finally:
-        if _any() and (started := {each.id for each in _family()} - before):
-            _kept[key] = started
+    yield
+    if _any() and (started := {each.id for each in _family()} - before):
+        _kept[key] = started
 
 
 def release(key: str) -> None:

@@ -377,6 +377,19 @@ def test_processes_of_an_object_stay_for_as_long_as_it(pool: Any, one: Any) -> N
     assert not Path(f"/proc/{pid}").exists()
 
 
+@sky.cls
+class Unmade(getattr(Server, "kind", Server)):  # on a node, it is the class itself
+    def __init__(self) -> None:
+        super().__init__()
+        raise LookupError(self.process.pid)
+
+
+def test_processes_of_an_object_that_could_not_be_made_are_ended(pool: Any, one: Any) -> None:
+    with pytest.raises(LookupError) as caught:
+        pool.broadcast(Unmade().pid(), slots=one)
+    assert not Path(f"/proc/{caught.value.args[0]}").exists()
+
+
 # Threads ------------------------------------------------------------------------------------------------------------
 
 
