@@ -6,6 +6,7 @@ here, it is imported again, and a placeholder stands for the package, which rais
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -30,6 +31,11 @@ def with_values(brought: dict[str, object], function: Callable[..., T], /, *args
     """Calls *function* after the global variables *brought* of the script were set, for this task alone."""
     Values(brought).set()
     return function(*args, **kwargs)
+
+
+def cached(function: Callable[..., object], parameters: dict[str, Any]) -> object:
+    """Returns *function* with a cache of its own, as `functools.lru_cache` gives it."""
+    return functools.lru_cache(**parameters)(function)
 
 
 def globals_of(module: str) -> dict[str, Any]:

@@ -178,23 +178,27 @@ class _Pickler(Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         """As `pickle.Pickler.reducer_override`."""
-        if isinstance(obj, types.FunctionType | type | Decorated):
+        if isinstance(obj, types.FunctionType | type | Decorated | functools._lru_cache_wrapper):
             return self._of_module(obj)
         if isinstance(obj, InObject):
             return obj.reduced(self._needs)
-        # Of an instance the class is pickled, too; one that is pickled as a name is not.
-        self._needs.take(obj.__name__ if isinstance(obj, types.ModuleType) else type(obj).__module__)
+        # Of an instance the class is pickled, too; one that is pickled as a name, as a NewType is, has a module.
+        is_module = isinstance(obj, types.ModuleType)
+        for module in [obj.__name__] if is_module else {type(obj).__module__, str(getattr(obj, "__module__", ""))}:
+            self._needs.take(module)
         return super().reducer_override(obj)
 
     def _of_module(self, obj: Any) -> Any:
         plain = undecorated(obj)
         module = getattr(plain, "__module__", None) or ""
-        if isinstance(plain, types.FunctionType | type):
+        if isinstance(plain, types.FunctionType | type | functools._lru_cache_wrapper):
             self._needs.take_used(plain)
         if module == script.NAME:
             importable = self._needs.script is not None and self._needs.script.has(plain) and self._needs.take(module)
         else:
             importable = _defined_in(plain, module) and (self._needs.take(module) or self._is_included(module))
+        if not importable and isinstance(obj, functools._lru_cache_wrapper):
+            return program.cached, (obj.__wrapped__, obj.cache_parameters())
         if not importable:
             return obj.shipped() if isinstance(obj, Decorated) else super().reducer_override(obj)
         found = operator.attrgetter(plain.__qualname__)(sys.modules[module])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from skyinfra.tasks import modules
+from skyinfra.tasks import modules, pickling
 from skyinfra.tasks.modules import Source
+from skyinfra.tasks.needs import Needs
 from skyinfra.tasks.script import Script, used
+from skyinfra.tasks.task import Task
 
 Write = Callable[[dict[str, str]], None]
 
@@ -353,3 +356,41 @@ def test_values_are_found_through_decorators_classes_and_objects_and_travel_what
     (tmp_path / "program.py").write_text(REACHED)
     done = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.stdout == "{}\n", done.stdout + done.stderr
+
+
+def test_modules_of_cached_functions_and_of_new_types_go_along(write: Write) -> None:
+    write(
+        {
+            "cached_mod.py": "import functools\n@functools.cache\ndef one(x): return x\n",
+            "typed_mod.py": "import typing\nUser = typing.NewType('User', int)\n",
+        }
+    )
+    cached, typed = importlib.import_module("cached_mod"), importlib.import_module("typed_mod")
+    needs = Needs()
+    data = pickling.dump(Task(len, ([cached.one, typed.User],)), needs)
+    assert needs.modules == {"cached_mod", "typed_mod"}
+    assert pickle.loads(data)[1] == ([cached.one, typed.User],)
+
+
+CACHED = """
+import functools, sys
+from skyinfra.tasks import pickling
+from skyinfra.tasks.task import Task
+
+@functools.lru_cache(maxsize=5, typed=True)
+def fibonacci(n): return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)
+class Net:
+    @functools.cache
+    def go(self): return "went"
+def function(): return fibonacci(200), fibonacci.cache_parameters(), Net().go()
+sys.stdout.buffer.write(pickling.dump_call(Task(function))[0])
+"""
+
+
+def test_cached_functions_that_no_node_can_import_travel_by_value(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(CACHED)
+    done = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, capture_output=True, check=True)
+    load = "import pickle, sys; print(pickle.loads(sys.stdin.buffer.read())[0]())"
+    there = subprocess.run([sys.executable, "-c", load], input=done.stdout, capture_output=True, check=False)
+    wanted = (280571172992510140037611932413038677189525, {"maxsize": 5, "typed": True}, "went")
+    assert there.stdout.decode() == f"{wanted}\n", there.stderr.decode()
