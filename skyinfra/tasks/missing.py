@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path, PurePosixPath
 
+from skyinfra.tasks import modules
+
 _SUFFIXES = (".py", "/__init__.py")
 
 
@@ -19,9 +21,11 @@ def remedy(module: str, folders: Iterable[Path], include: str) -> str:
     """
     if module.partition(".")[0] in sys.stdlib_module_names:
         return f"{module} is a part of Python that the Python of the node was built without."
-    for folder in folders:
-        if (found := _place(module, folder)) is not None:
-            return f"{module} is {_shown(found)} here: {include.format(_shown(found))}."
+    places = [_place(module, folder) for folder in folders]
+    if (own := modules.source(module)) is not None:
+        places.append(own.file.parent if own.is_package else own.file)
+    for found in filter(None, places):
+        return f"{module} is {_shown(found)} here: {include.format(_shown(found))}."
     if (requirement := _requirement(module)) is not None:
         return f'Here {module} is installed, by {requirement}: sky.Image(pip=["{requirement}"]) brings it to the nodes.'
     return (

@@ -9,6 +9,8 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
+import importlib.machinery
+import importlib.util
 import os
 import site
 import sys
@@ -106,11 +108,35 @@ def source(name: str) -> Source | None:
     top = name.partition(".")[0]
     if top in sys.stdlib_module_names or top == "skyinfra" or (top in sys.modules and not _may_hold_own(top)):
         return None
-    below = name.replace(".", "/")
-    for folder in import_folders():
-        for file in (folder / below / "__init__.py", folder / f"{below}.py"):
+    for place in _places(name):
+        for file in (place / "__init__.py", place.with_name(f"{place.name}.py")):
             if is_own_file(file) and (found := _read(name, file)) is not None:
                 return found
+    return None
+
+
+def _places(name: str) -> Iterator[Path]:
+    """Returns where the module *name*, which is not imported, may lie, without its suffix.
+
+    Packages of an editable install may lie in folders that are not on the path, and a finder knows them.
+    """
+    top, *below = name.split(".")
+    loaded = sys.modules.get(top)
+    for folder in getattr(loaded, "__path__", ()):
+        yield Path(folder, *below)
+    for folder in import_folders():
+        yield Path(folder, top, *below)
+    if loaded is None and (spec := _spec(top)) is not None:
+        for folder in spec.submodule_search_locations or ():
+            yield Path(folder, *below)
+        if not below and spec.origin is not None:
+            yield Path(spec.origin).with_suffix("")
+
+
+@functools.lru_cache(maxsize=1024)
+def _spec(top: str) -> importlib.machinery.ModuleSpec | None:
+    with contextlib.suppress(ImportError, ValueError, AttributeError):
+        return importlib.util.find_spec(top)
     return None
 
 

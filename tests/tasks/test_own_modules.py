@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-import importlib
+import importlib.machinery
+import importlib.util
 import pickle
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from skyinfra.tasks import modules, pickling
+from skyinfra.tasks import missing, modules, pickling
 from skyinfra.tasks.modules import Source
 from skyinfra.tasks.needs import Needs
 from skyinfra.tasks.script import Script, used
@@ -394,3 +395,33 @@ def test_cached_functions_that_no_node_can_import_travel_by_value(tmp_path: Path
     there = subprocess.run([sys.executable, "-c", load], input=done.stdout, capture_output=True, check=False)
     wanted = (280571172992510140037611932413038677189525, {"maxsize": 5, "typed": True}, "went")
     assert there.stdout.decode() == f"{wanted}\n", there.stderr.decode()
+
+
+class Finder:
+    """Finds packages in folders that are not on the path, as that of an editable install does."""
+
+    def __init__(self, folder: Path, *names: str) -> None:
+        self.files = {name: folder / name / "__init__.py" for name in names}
+
+    def find_spec(self, name: str, path: object, target: object = None) -> importlib.machinery.ModuleSpec | None:
+        return importlib.util.spec_from_file_location(name, self.files[name]) if name in self.files else None
+
+
+def test_modules_that_a_finder_finds_go_along_whether_they_are_loaded_or_not(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {
+        "found_pkg/__init__.py": "",
+        "found_pkg/one.py": "def f():\n    import late_pkg.two\n",
+        "found_pkg/deep/__init__.py": "",
+        "found_pkg/deep/three.py": "",
+        "late_pkg/__init__.py": "",
+        "late_pkg/two.py": "",
+    }
+    write({f"elsewhere/src/{name}": text for name, text in files.items()})
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder(tmp_path / "elsewhere/src", "found_pkg", "late_pkg")])
+    importlib.import_module("found_pkg")
+    found = ["found_pkg", "found_pkg.deep", "found_pkg.deep.three", "found_pkg.one", "late_pkg", "late_pkg.two"]
+    assert names("found_pkg") == found
+    remedy = missing.remedy("late_pkg.two", [], "--include {}")
+    assert "elsewhere/src/late_pkg/two.py here: --include" in remedy, remedy
