@@ -89,8 +89,9 @@ class HeadBlobs:
         except SkyinfraError:
             self.drop(upload)
             raise
-        if upload in self._dropped:  # meanwhile
+        if upload in self._dropped:  # meanwhile, and its file may have been made again
             self.drop(upload)
+            incoming.close()
 
     @_in_thread
     def finish(self, upload: str) -> bool:

@@ -19,7 +19,7 @@ from local_fleets.local_peer import LocalPeer
 
 import skyinfra as sky
 from skyinfra.blobs import transfer
-from skyinfra.blobs.store import BlobStore, WrongContent, digest_of
+from skyinfra.blobs.store import BlobStore, Incoming, WrongContent, digest_of
 from skyinfra.blobs.transfer import CHUNK, Blob, BlobsMissing, chunked
 from skyinfra.blobs.trees import Entry, Tree, parse_name
 from skyinfra.head.blobs import HeadBlobs
@@ -151,6 +151,19 @@ def test_a_cancelled_upload_is_dropped(store):
             await sending
 
     asyncio.run(main())
+    assert files(store.folder) == []
+
+
+def test_a_part_that_is_written_when_its_upload_is_dropped_leaves_nothing(store, monkeypatch):
+    """The file of the upload is gone by then, and each part makes it where it is not there."""
+    head, write = HeadBlobs(store), Incoming.write
+
+    def late(incoming: Incoming, offset: int, data: bytes) -> None:
+        head.drop("upload")
+        write(incoming, offset, data)
+
+    monkeypatch.setattr(Incoming, "write", late)
+    asyncio.run(head.write("upload", digest_of(LARGE), len(LARGE), 0, LARGE))
     assert files(store.folder) == []
 
 
