@@ -240,7 +240,10 @@ def refuse_gone(stack: SynthesizedStack, resources: Sequence[Resource], plan: Pl
     found = _made(resources)
     made = [each.resource for each in found if each.resource.type not in each.data.terraform.get("attached", ())]
     gone = set(plan.gone)
-    if destroy and plan.run is None:
+    if plan.run is not None:
+        # The text of a run elsewhere does not name all that was not found, but what is made again.
+        gone |= {address for action, address in plan.changes if action == "create"}
+    elif destroy:
         # Of a destroy Terraform says nothing about what it has not found; it does not destroy that.
         gone = {each.address for each in made} - {address for _, address in plan.changes}
     for module in dict.fromkeys(each.call for each in made if each.module):

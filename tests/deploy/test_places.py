@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -217,6 +218,12 @@ def test_a_pool_of_which_the_cloud_finds_nothing_is_not_forgotten(tmp_path: Path
     with pytest.raises(WrongAccount, match=r"none of 1 machine, and 2 of its 2 resources") as caught:
         refuse_gone(made, [droplet, key], plan(droplet, key), destroy=False)
     assert "skyinfra deploy fleet --gone" in str(caught.value)
+    # In HCP Terraform: what the state has, and is made again.
+    again = (("create", droplet.address), ("create", key.address), ("create", "a"))
+    elsewhere = Plan(tmp_path / "plan", changes=again, run="https://app.terraform.io/app/o/w/runs/run-1")
+    with pytest.raises(WrongAccount, match=r"none of 1 machine, and 2 of its 2 resources"):
+        refuse_gone(made, [droplet, key], elsewhere, destroy=False)
+    refuse_gone(made, [droplet, key], dataclasses.replace(elsewhere, changes=again[::2]), destroy=False)
     # A machine that was taken back, or removed by hand.
     refuse_gone(made, [droplet, key], plan(droplet), destroy=False)
     # Of a machine alone nobody can say.
