@@ -16,8 +16,8 @@ _BAR = re.compile(
     r"(?:(?P<name>.*?): *)? *(?P<percent>\d{1,3})%\|[^|]*\| *(?P<done>[\d.]+[kMGTP]?)/(?P<total>[\d.]+[kMGTP]?)\S* "
     r"\[(?P<rest>[^\]]*)\]? *"
 )
-# The same without a known end: ``37it [00:03, 10.0it/s]``.
-_COUNT = re.compile(r"(?:(?P<name>.*?): *)? *(?P<done>[\d.]+[kMGTP]?)[A-Za-z]+ \[(?P<rest>[^\]]*)\]? *")
+# The same without a known end: ``37it [00:03, 10.0it/s]``. Other lines have no time there: ``took: 3s [train]``.
+_COUNT = re.compile(r"(?:(?P<name>.*?): *)? *(?P<done>[\d.]+[kMGTP]?)[A-Za-z]+ \[(?P<rest>\d+:\d\d[^\]]*)\]? *")
 # The cursor goes up: to another bar.
 _UP = re.compile(r"(?:\x1b\[A)+")
 _SCALES = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}

@@ -68,3 +68,5 @@ def test_other_output_stays_as_it_is() -> None:
     shown = Shown()
     assert shown.lines(text) == text.splitlines() and shown.steps == []
     assert shown.lines("a\rb\n") == ["a", "b"]
+    text = "took: 3s [train]\ntook: 4s [train]\nsaved: 12MB [00]\n"
+    assert shown.lines(text) == text.splitlines() and shown.steps == []
