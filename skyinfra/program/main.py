@@ -83,6 +83,8 @@ def loading_main(wanted: str) -> None:
     path, package, *arguments = json.loads(wanted)
     module = types.ModuleType("__main__")
     module.__file__ = path
+    if package:  # as of ``python -m``: processes that it spawns import it by its name
+        module.__spec__ = importlib.machinery.ModuleSpec(f"{package}.{Path(path).stem}", None, origin=path)
     module.__package__ = package or None
     vars(module)[MARK] = wanted
     sys.modules["__main__"] = module

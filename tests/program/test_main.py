@@ -79,10 +79,12 @@ print("ended well")
 """
 
 
-def run(folder: Path, text: str, script: str) -> subprocess.CompletedProcess[str]:
-    (folder / "train.py").write_text(script)
+def run(folder: Path, text: str, script: str, package: str = "") -> subprocess.CompletedProcess[str]:
+    path = folder / package / "train.py"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(script)
     (folder / "helper.py").write_text("import absent_in_helper\ndef f(): return absent_in_helper.x\n")
-    program = json.dumps([str(folder / "train.py"), "", "--lr", "1"])
+    program = json.dumps([str(path), package, "--lr", "1"])
     environment = {**os.environ, views.VARIABLE: str(folder), views.PROGRAM: program, "PYTHONPATH": str(folder)}
     return subprocess.run(
         [sys.executable, "-c", text],
@@ -91,6 +93,7 @@ def run(folder: Path, text: str, script: str) -> subprocess.CompletedProcess[str
         capture_output=True,
         text=True,
         check=False,
+        timeout=60,
     )
 
 
@@ -175,3 +178,24 @@ print("ended well")
 def test_values_of_a_call_are_those_of_its_call_alone(tmp_path: Path) -> None:
     done = run(tmp_path, RUN_VALUES, VALUES)
     assert done.stdout == "ended well\n", done.stderr
+
+
+PART = """
+from . import part
+def two(x): return part.two(x)
+"""
+SPAWNS = """
+import multiprocessing, pickle
+from skyinfra.program import main
+
+two = main.loading(lambda: pickle.loads(b"c__main__\\ntwo\\n."))
+with multiprocessing.get_context("spawn").Pool(1) as pool:
+    print(pool.map(two, [1, 2]))
+"""
+
+
+def test_a_module_of_a_package_is_the_main_module_of_processes_that_it_spawns(tmp_path: Path) -> None:
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg/part.py").write_text("def two(x): return 2 * x\n")
+    done = run(tmp_path, SPAWNS, PART, "pkg")
+    assert done.stdout == "[2, 4]\n", done.stderr
