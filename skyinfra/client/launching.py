@@ -176,6 +176,14 @@ def _misplaced(name: str, where: str, known: Sequence[str]) -> InvalidField:
     return InvalidField(f"no option of {where}", field=name, hint=hint)
 
 
+def _length(items: Iterable[Any]) -> int | None:
+    """Returns the number of *items*, None where they do not know it, as a bar of tqdm over a generator."""
+    try:
+        return len(items) if isinstance(items, Sized) else None
+    except (TypeError, NotImplementedError):
+        return None
+
+
 def _variables_alone(uses: tuple[SecretUse, ...]) -> tuple[SecretUse, ...]:
     """Returns the secrets of ranks, which are programs. Raises `NotSupported` where one is to be in no environment."""
     for use in uses:
@@ -276,7 +284,7 @@ class Sender:
             raise TypeError("map() needs at least one iterable")
         items = iterables[0] if star else zip(*iterables, strict=False)
         tasks = (pickling.as_task(function, tuple(each), {}) for each in items)
-        lengths = [len(each) for each in iterables if isinstance(each, Sized)]
+        lengths = [length for each in iterables if (length := _length(each)) is not None]
         total = min(lengths) if len(lengths) == len(iterables) else None
         return self._flow(tasks, window, how.get("ordered", True), total, "item {} of the map")
 

@@ -312,6 +312,20 @@ def test_map_over_an_infinite_iterator_is_lazy(pool):
     assert next(taken) <= 1 + 10 + 6  # 3 in flight and 3 kept at most
 
 
+class Unsized:
+    """Has a length, as a bar of tqdm over a generator has, which cannot be asked for."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter((1, 2))
+
+    def __len__(self) -> int:
+        raise TypeError("object of type 'generator' has no len()")
+
+
+def test_map_takes_what_does_not_know_its_length(pool):
+    assert list(pool.map(double, Unsized())) == [2, 4]
+
+
 def test_map_stays_within_its_window(pool, tmp_path):
     def note(x: int, folder: str) -> int:
         path = os.path.join(folder, str(x))  # noqa: PTH118
