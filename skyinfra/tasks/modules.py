@@ -255,7 +255,11 @@ def _within(package: str, folder: Path) -> list[str]:
 
 
 def _files_of(folder: Path) -> Iterator[Path]:
-    for item in sorted(folder.iterdir()):
+    try:
+        items = sorted(folder.iterdir())
+    except OSError:  # one that comes and goes, or that is not for us
+        return
+    for item in items:
         if item.name.startswith((".", "__pycache__", "node_modules")):
             continue
         if item.is_symlink() and item.suffix != ".py":  # which may lead anywhere

@@ -8,7 +8,7 @@ import importlib.util
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -94,6 +94,22 @@ def test_the_data_files_of_packages_go_along(write: Write, tmp_path: Path) -> No
     assert found() == {name: files[name].encode() for name in went}
     (tmp_path / "data_pkg/large").write_bytes(bytes(6 * 2**20))
     assert found() == {}
+
+
+def test_a_folder_that_cannot_be_read_is_left_out(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write({"open_pkg/__init__.py": "", "open_pkg/one.py": "", "open_pkg/closed/two.txt": ""})
+    iterdir = Path.iterdir
+
+    def refused(folder: Path) -> Iterator[Path]:
+        if folder.name == "closed":
+            raise PermissionError(13, "Permission denied", str(folder))
+        return iterdir(folder)
+
+    monkeypatch.setattr(Path, "iterdir", refused)
+    assert names("open_pkg") == ["open_pkg", "open_pkg.one"]
+    assert modules.data_of(modules.closure(["open_pkg"])) == []
 
 
 def test_a_circle_of_imports_ends_and_a_module_that_does_not_parse_goes_alone(write: Write) -> None:
