@@ -73,7 +73,7 @@ def _object(recipe: Recipe) -> object:
         else:
             same = [digest for digest, (other, *_) in _objects.items() if other.name == recipe.name]
             for digest in same[: max(0, len(same) + 1 - recipe.keep)]:
-                release(digest)
+                _drop(digest)
             kind, args, kwargs = pickle.loads(recipe.made)  # noqa: S301 - the fleet's own, over mutual TLS
             values = Values(args[0] if kind is with_values else {})
             with children.keeping(recipe.digest):
@@ -108,10 +108,14 @@ def release(digest: str) -> bool:
 def release_all() -> None:
     """Drops every object; prints what exit methods raise."""
     for digest in tuple(_objects):
-        try:
-            release(digest)
-        except Exception:  # noqa: BLE001 - the user's code; the others still run
-            traceback.print_exc()
+        _drop(digest)
+
+
+def _drop(digest: str) -> None:
+    try:
+        release(digest)
+    except Exception:  # noqa: BLE001 - the user's code; what comes after it still runs
+        traceback.print_exc()
 
 
 def run_enter(made: object) -> None:

@@ -47,6 +47,19 @@ class Pair(getattr(Model, "kind", Model)):  # on a node, it is the class itself
     pass
 
 
+@sky.cls
+class FailsAtExit:
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    @sky.exit
+    def leave(self) -> None:
+        raise LookupError(self.number)
+
+    def get(self) -> int:
+        return self.number
+
+
 def lines(path: Path) -> list[list[str]]:
     return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
 
@@ -96,6 +109,13 @@ def test_one_made_from_other_arguments_takes_its_place(pool, tmp_path, one):
         ("exit", "3"),
         ("enter", "2"),
     ]
+
+
+def test_an_object_that_fails_as_it_goes_does_not_fail_the_one_that_takes_its_place(pool, one):
+    for number in (1, 2):
+        assert pool.broadcast(FailsAtExit(number).get(), slots=one) == [number]
+    with pytest.raises(LookupError):
+        pool.broadcast(FailsAtExit(2).release(), slots=one)
 
 
 def test_as_many_stay_as_the_class_keeps(pool, tmp_path, one):
