@@ -97,6 +97,8 @@ class _Reach:
 
 
 _known: weakref.WeakKeyDictionary[Any, _Reach] = weakref.WeakKeyDictionary()
+# A collection of functions has fewer.
+_MOST = 1000
 # Of what stands for a function, the attributes with what it calls.
 _INNER = {
     property: ("fget", "fset", "fdel"),
@@ -140,7 +142,7 @@ def _used_by(value: Any) -> Iterator[object]:
         yield from _used_by_function(value) if _is_own(value) else ()
     elif issubclass(kind, type):
         yield from (*vars(value).values(), *value.__mro__, kind) if _is_own(value) else ()
-    elif kind in (dict, list, tuple, set, frozenset):
+    elif kind in (dict, list, tuple, set, frozenset) and len(value) <= _MOST:
         yield from filter(callable, [*(value.values() if kind is dict else value)])
     elif _is_own(kind):
         yield kind

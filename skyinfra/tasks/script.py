@@ -76,7 +76,12 @@ class Script:
             targets = each.targets if isinstance(each, ast.Assign) else [each.target]
             with contextlib.suppress(ValueError, TypeError, SyntaxError, RecursionError):
                 value = ast.literal_eval(each.value)
-                found.update({target.id: value for target in targets if isinstance(target, ast.Name)})
+                for target in targets:
+                    names, values = [target], [value]
+                    if isinstance(target, ast.Tuple | ast.List):
+                        names, values = target.elts, value
+                    parts = zip(names, values, strict=True)
+                    found.update({name.id: part for name, part in parts if isinstance(name, ast.Name)})
         return found
 
     def has_changed(self, name: str, value: object) -> bool:

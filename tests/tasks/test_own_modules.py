@@ -284,7 +284,7 @@ from skyinfra.tasks.needs import Needs
 from skyinfra.tasks.task import Compute, Task
 
 TABLE = []
-ROWS = {}
+ROWS, FIRST = {}, 1
 MODEL = None
 class Unbound:
     def __getattr__(self, name): raise RuntimeError("working outside of a context")
@@ -339,7 +339,7 @@ def fill():
     global MODEL
     TABLE.append(bytes(2**20 + 1))
     ROWS[1] = MODEL = bytes(2**20 + 1)
-def use_table(): return TABLE, MODEL, ROWS
+def use_table(): return TABLE, MODEL, ROWS, FIRST
 def use_default(given=default): return given()
 
 def values(function):
