@@ -40,6 +40,15 @@ os.environ.pop("PYTHONUNBUFFERED", None)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture(autouse=True)
+def _hangup_as_before() -> Iterator[None]:
+    """A runner that a test calls in this process ignores SIGHUP from then on, which later programs would inherit."""
+    before = signal.getsignal(signal.SIGHUP)
+    yield
+    if signal.getsignal(signal.SIGHUP) is not before:
+        signal.signal(signal.SIGHUP, before)
+
+
 @pytest.fixture(scope="session")
 def terraform_program(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A program that is a real terraform, or the embedded one."""
