@@ -109,7 +109,7 @@ class _Handler(RequestHandler):  # type: ignore[misc]
             super().send_response(code, message)
 
     def _answer(self, code: int, document: dict[str, Any]) -> bool:
-        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self._read_all()
         body = json.dumps(document).encode()
         self.send_response(code)
         self.send_header("Content-Type", "application/json")
@@ -118,6 +118,15 @@ class _Handler(RequestHandler):  # type: ignore[misc]
         self.end_headers()
         self.wfile.write(body)
         return False
+
+    def _read_all(self) -> None:
+        """Reads what is sent: a connection that is closed before may take the answer with it."""
+        if self.headers.get("Transfer-Encoding") != "chunked":
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            return
+        while size := int(self.rfile.readline().partition(b";")[0] or b"0", 16):
+            self.rfile.read(size + 2)
+        self.rfile.readline()
 
 
 @contextmanager
