@@ -172,7 +172,7 @@ class Session:
         blocks.remove(self.folder)
 
     def _keep_unsaved(self, error: StateNotSaved) -> None:
-        """Leaves all as it is: a destroy by the state before would leave machines, and remove the file with them."""
+        """Keeps the folder: a destroy by the earlier state would leave machines, and remove the file that has them."""
         self._unsaved = True
         error.hint = f"{error.hint}\nThen destroy the fleet with: skyinfra destroy {self.stack}"
 

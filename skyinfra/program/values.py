@@ -36,7 +36,7 @@ class Values:
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
-        """Sets them for the body."""
+        """Sets them for the body, and then puts back the values before."""
         before = _exchange(self._space, self._values)
         try:
             yield

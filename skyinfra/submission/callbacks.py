@@ -1,4 +1,4 @@
-"""A thread for the callbacks of futures: in that of a connection they would wait for themselves."""
+"""A thread for the callbacks of futures: in that of the connection, one that used the pool would wait for itself."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def source(name: str) -> Source | None:
 
 
 def _places(name: str) -> Iterator[Path]:
-    """Returns where the module *name*, which is not imported, may lie, without its suffix.
+    """Yields the paths at which the module *name*, which is not imported, may be, without a suffix.
 
     Packages of an editable install may lie in folders that are not on the path, and a finder knows them.
     """
