@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import random
 import socket
 import ssl
 
@@ -23,6 +24,10 @@ from skyinfra.protocol.fleet import FleetLayout
 from skyinfra.protocol.manifest import Endpoint
 
 _CONNECT_S = 3
+# The kernel gives these to no outgoing connection, which might have the port of a head that starts again: see
+# net.ipv4.ip_local_port_range, 32768 on Linux unless changed, 49152 on macOS.
+_PORTS = range(16384, 32768)
+_TRIES = 100
 
 
 def parse(text: str) -> Endpoint:
@@ -46,14 +51,14 @@ async def start(
     jobs: Jobs | None = None,
     ledger: Ledger | None = None,
 ) -> FleetScheduler:
-    """Returns a running scheduler at *declared*; for port 0 at the port that it had before, if it had one, else at any.
+    """Returns a running scheduler at *declared*; for port 0 at the port that it had before, else at a free one.
 
     *layout*: that of the fleet. *relay*, *jobs*, *ledger*: answer their calls of `skyinfra.protocol.services`. Writes
     ``scheduler`` in *directory*. Raises `PortTaken`, or `NodeFailed` where the address is not this node's.
     """
     kept = declared.port == 0 and directory.scheduler_file.exists()
     port = parse(directory.scheduler_file.read_text(encoding="utf-8")).port if kept else declared.port
-    endpoint = Endpoint(declared.address, port)
+    endpoint = Endpoint(declared.address, port or free_port(declared.address))
     blobs = HeadBlobs(BlobStore(directory.path / store.FOLDER))
     handlers = dict(blobs.handlers)
     for part in (relay, jobs, ledger):
@@ -118,6 +123,20 @@ def innermost(error: BaseException) -> BaseException:
 
 def _bracketed(address: str) -> str:
     return f"[{address}]" if ":" in address else address
+
+
+def free_port(address: str) -> int:
+    """Returns a port of *address*, one of this machine, that a server may keep: it finds it free at each later start.
+
+    0, any at all, where none of many is free.
+    """
+    for port in random.SystemRandom().sample(_PORTS, _TRIES):
+        try:
+            _check_free(Endpoint(address, port))
+        except OSError:
+            continue
+        return port
+    return 0
 
 
 def _check_free(endpoint: Endpoint) -> None:

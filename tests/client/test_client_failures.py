@@ -44,8 +44,8 @@ def die_until(path: str, deaths: int) -> int:
 @sky.compute
 def spin(path: str) -> None:
     """Runs until it is stopped; leaves a file when it starts and another one when it may clean up."""
-    Path(path).touch()
     try:
+        Path(path).touch()
         while True:
             time.sleep(0.02)
     except KeyboardInterrupt:
@@ -190,8 +190,8 @@ from skyinfra.protocol.manifest import Manifest
 
 def spin(path):
     import pathlib, time
-    pathlib.Path(path).touch()
     try:
+        pathlib.Path(path).touch()
         while True:
             time.sleep(0.02)
     finally:
@@ -275,7 +275,7 @@ def test_a_task_outlives_a_head_that_restarts(fleets, tmp_path, wait_until):
     path = tmp_path / "starts"
     with open_pool(fleet.manifest) as pool:
         future = pool.submit(spin_once, str(path))
-        wait_until(path.exists)
+        wait_until(lambda: path.exists() and path.read_text())
         fleet.kill()
         fleets(slots=1, port=fleet.manifest.head.port)
         assert future.result(timeout=60) == 2

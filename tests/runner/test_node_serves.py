@@ -195,6 +195,8 @@ def test_the_port_is_kept_and_refused_where_it_is_taken(make_node: MakeNode) -> 
     address = node.boot().scheduler
     assert address is not None
     port = int(address.rpartition(":")[2])
+    # No connection of another program gets it meanwhile.
+    assert port < int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     node.run("stop")
     assert node.boot().scheduler == address
     node.run("stop")

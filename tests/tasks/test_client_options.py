@@ -16,9 +16,9 @@ from skyinfra.tasks import Task
 @sky.compute
 def spin(path: str) -> str:
     """Runs until it is interrupted; leaves a file for each start, and another where it could clean up."""
-    with Path(path).open("a") as file:
-        file.write(".")
     try:
+        with Path(path).open("a") as file:
+            file.write(".")
         while True:
             time.sleep(0.02)
     except KeyboardInterrupt:

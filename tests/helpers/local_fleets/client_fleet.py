@@ -21,6 +21,7 @@ from distributed import Nanny
 from skyinfra.blobs.store import BlobStore
 from skyinfra.engine import settings
 from skyinfra.engine.credentials import Credentials
+from skyinfra.head import start
 from skyinfra.head.blobs import HeadBlobs
 from skyinfra.head.scheduler import FleetScheduler
 from skyinfra.protocol import rpc
@@ -112,7 +113,7 @@ async def serve(config: dict) -> None:
         layout=FleetLayout(1),
         handlers=HeadBlobs(BlobStore(root / "n0" / "blobs", **config.get("blobs", {}))).handlers,
         host="127.0.0.1",
-        port=config.get("port", 0),
+        port=config.get("port") or start.free_port("127.0.0.1"),
         security=Credentials.derive(secret, role="scheduler", name="n0").security(),
         dashboard=False,
         dashboard_address="127.0.0.1:0",

@@ -11,7 +11,7 @@ import pytest
 
 from skyinfra.drain import request
 from skyinfra.drain.request import Drain
-from skyinfra.idle import ending, watch
+from skyinfra.idle import ending, meter, watch
 from skyinfra.idle.watch import IdleWatch
 from skyinfra.node.folder import NodeDirectory
 from skyinfra.node.node import Node
@@ -42,7 +42,8 @@ class World:
         (self.folder / "pts").mkdir()
         self.patch.setattr(ending, "_SYSTEMD", self.folder / "systemd")
         self.patch.setattr(watch, "_TERMINALS", self.folder / "pts")
-        self.patch.setattr(watch, "since_boot", lambda: self.now)
+        for module in (watch, meter):
+            self.patch.setattr(module, "since_boot", lambda: self.now)
         self.node = self.start()
 
     def start(self) -> IdleWatch:
