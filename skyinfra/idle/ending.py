@@ -52,12 +52,22 @@ def ask(directory: NodeDirectory, why: str) -> None:
     file = directory.path / REQUEST
     try:
         directory.write(file, why + "\n")
+        return
     except StateDirectoryError:
         if directory.lost:
             raise
-        # A full disk takes an empty file all the same, and root reads nothing of it.
+    # A full disk takes an empty file all the same, and root reads nothing of it. One that is read-only takes none: root
+    # looks at the runner's own folder as well, which is in memory.
+    try:
+        _make(file)
+    except OSError:
+        file = directory.said_by("runner") / REQUEST
         with writing(file):
-            os.close(os.open(file, os.O_WRONLY | os.O_CREAT, 0o644))
+            _make(file)
+
+
+def _make(file: Path) -> None:
+    os.close(os.open(file, os.O_WRONLY | os.O_CREAT, 0o644))
 
 
 def end(path: Path) -> None:

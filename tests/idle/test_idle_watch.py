@@ -6,15 +6,19 @@ import errno
 import os
 import tempfile
 import time
+from pathlib import Path
 
 import pytest
+from devices.small_disks import disk
 from local_fleets.watched_node import IDLE, World
 
 from skyinfra.drain import request
 from skyinfra.drain.request import Drain
 from skyinfra.errors import NodeFailed, StateDirectoryError
-from skyinfra.idle import meter
+from skyinfra.idle import ending, meter
 from skyinfra.idle.meter import FILE, Meter
+from skyinfra.node import folder
+from skyinfra.node.folder import NodeDirectory
 from skyinfra.protocol.nodeconfig import SETUP_S, NodeBudget
 
 
@@ -394,6 +398,22 @@ def test_a_full_disk_keeps_no_idle_node(world: World, monkeypatch: pytest.Monkey
         assert world.node.over is None and not world.asked
         world.look()
     assert world.node.over == "not used for 30m (stop_after_idle)" and world.asked
+
+
+def test_a_disk_that_has_become_read_only_keeps_no_idle_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root looks at the runner's own folder, which is in memory, as well."""
+    monkeypatch.setattr(folder, "_RUN", tmp_path)
+    own = tmp_path / "skyinfra-runner"
+    own.mkdir()
+    with disk(tmp_path / "node") as small:
+        world = World(small.path, monkeypatch)
+        world.node.directory = NodeDirectory(small.path, tmp_path)
+        world.used_once()
+        small.read_only()
+        for _ in range(4):
+            world.look(IDLE + 10)
+        assert world.node.over == "not used for 30m (stop_after_idle)"
+        assert (own / ending.REQUEST).exists() and not world.asked
 
 
 def test_a_full_disk_keeps_no_node_beyond_its_lifetime(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
