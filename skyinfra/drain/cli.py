@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import math
 import sys
@@ -12,7 +13,7 @@ from typing import Any
 
 from skyinfra.drain import request
 from skyinfra.drain.request import Drain
-from skyinfra.errors import InvalidField, NodeFailed, SkyinfraError, counted
+from skyinfra.errors import InvalidField, InvalidNodeConfig, NodeFailed, SkyinfraError, counted
 from skyinfra.node.folder import NodeDirectory, Status
 from skyinfra.node.node import directory_of
 from skyinfra.protocol.nodeconfig import NodeConfig
@@ -49,7 +50,12 @@ def _drain(options: argparse.Namespace) -> int:
     if not 0 <= timeout < math.inf:
         raise InvalidField("must be at least 0", field="--timeout", given=timeout)
     directory = directory_of(options.config)
-    request.write(directory, Drain(request.VERSION, request.OPERATOR, options.reason, time.time() + timeout))
+    until = time.time() + timeout
+    with contextlib.suppress(InvalidNodeConfig):
+        present = request.find(directory)
+        if present is not None and present.until is not None and present.by != request.OPERATOR:
+            until = min(until, present.until)  # the machine may go then
+    request.write(directory, Drain(request.VERSION, request.OPERATOR, options.reason, until))
     if directory.holder() is None:
         print(f"No runner serves node {config.node} now; it will not serve before `skyinfra-runner undrain`.")
         return 0

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
+from skyinfra.drain.request import this_boot
 from skyinfra.errors import NodeFailed, NotSupported
 from skyinfra.first_boot import fetch, gce
 from skyinfra.protocol.nodeconfig import NodeConfig
@@ -94,9 +95,10 @@ class _Gcp:
         return None
 
     def _notice(self, key: str, why: str, ahead_s: float) -> Notice:
-        # It does not say when; it is as far ahead as documented when it is first seen.
+        # It does not say when; it is as far ahead as documented when it is first seen. It is the same notice where this
+        # service has started again: the machine ends with it.
         since = self._since.setdefault(key, time.time())
-        return Notice(f"{key} {since}", why, _before(since + ahead_s, now=since))
+        return Notice(f"{key} {this_boot()}", why, _before(since + ahead_s, now=since))
 
     def _value(self, path: str, *, waits: bool = False) -> str:
         path, timeout_s = f"/computeMetadata/v1/instance/{path}", self._WAIT_S + _TIMEOUT_S

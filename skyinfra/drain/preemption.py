@@ -144,6 +144,9 @@ class NoticeHandler:
         if present is not None and (drain.if_others or later):
             logger.info("%s; the node is to be drained already: %s", drain.why, present.why)
         else:
+            if present is not None and present.by == request.OPERATOR:
+                # It holds through reboots, and after the notice is withdrawn.
+                drain = replace(drain, by=present.by, why=f"{present.why}; {drain.why}", boot=None)
             request.write(self._directory, drain)
             logger.info("%s; the node is to be drained", drain.why)
 

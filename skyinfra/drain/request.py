@@ -73,7 +73,7 @@ def this_boot() -> str | None:
 
 def write(directory: NodeDirectory, drain: Drain) -> None:
     """Requests *drain*, in place of an earlier request. Raises `StateDirectoryError`."""
-    directory.write(directory.drain_file, json.dumps(drain.to_json()) + "\n")
+    directory.write(directory.drain_file, json.dumps(drain.to_json()) + "\n", durable=drain.boot is None)
 
 
 def clear(directory: NodeDirectory) -> bool:

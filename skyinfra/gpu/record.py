@@ -69,6 +69,8 @@ def write(
         before = read(directory) if existing is None else None
         error = (type(done).__name__, str(done))
         done = before.partitions if before else existing or ()
+    if config.accelerator.vendor == "amd":
+        done = ()  # everybody may read the modes
     layouts, boot = config.accelerator.per_gpu, SystemMachine().boot_id()
     actual = ActualLayout(VERSION, layouts, tuple(done), error, request, boot)
     replace_file(directory.actual_file, json.dumps(actual.to_json()) + "\n", durable=True)
@@ -100,7 +102,7 @@ def asked(directory: NodeDirectory) -> bool:
 
 
 class RecordedHardware(Hardware):
-    """The NVIDIA GPUs of a node, whose layout root records and changes."""
+    """The GPUs of a node, whose layout root records and changes. AMD's modes are read from the driver."""
 
     # The name of the request to root; None where there was none.
     _request: str | None = None
@@ -109,32 +111,37 @@ class RecordedHardware(Hardware):
     def applies(cls, config: NodeConfig, directory: NodeDirectory) -> bool:
         """Returns whether root keeps a record on this node."""
         accelerator = config.accelerator
-        there = accelerator is not None and accelerator.vendor == "nvidia" and not config.scheduler_only
+        there = accelerator is not None and accelerator.vendor in ("nvidia", "amd") and not config.scheduler_only
         return there and _file(directory).exists()
 
     def plan(self) -> list[Step]:
         """Returns the steps that root would execute; empty where the actual layout is the desired one."""
+        if self._gpus is None:
+            return super().plan()
         steps: list[Step] = []
-        selected = targets.read(self._gpus, self._directory) if self._gpus is not None else {}
+        selected = targets.read(self._gpus, self._directory)
         existing = self.existing()
         for gpu, desired in self._desired.items():
             actual = [partition for partition in existing if partition.gpu == gpu]
             mode = bool(desired) if bool(actual) != bool(desired) else None
             wanted = desired
-            if self._gpus is not None and targets.legal(desired, self._gpus):
+            if targets.legal(desired, self._gpus):
                 wanted = targets.target(desired, selected.get(gpu), targets.places(actual, gpu, desired), None)
             steps += steps_between(gpu, actual, wanted, mode=mode)
         return steps
 
     def existing(self) -> tuple[Partition, ...]:
         """Returns the partitions that root has recorded."""
+        if self._gpus is None:
+            return super().existing()
         record = read(self._directory)
         return record.partitions if record else ()
 
     def ask(self) -> None:
         """Asks root for the desired layout, unless it is the actual one. Raises `StateDirectoryError`."""
         record = self._of_desired()
-        if record is None or record.error is not None:
+        done = not self.plan() if self._gpus is None else record is not None and record.error is None
+        if not done:
             self._request = secrets.token_hex(8)
             self.remind()
 
@@ -144,6 +151,8 @@ class RecordedHardware(Hardware):
 
     def made_by_root(self) -> tuple[Partition, ...] | None:
         """Returns the partitions that root has made; None while it has not answered. Raises `PartitionFailed`."""
+        if self._gpus is None and self._request is None:
+            return self.actual()
         record = self._of_desired()
         if record is None or self._request not in (None, record.request):
             return None
@@ -153,9 +162,10 @@ class RecordedHardware(Hardware):
                 field="accelerator.layouts",
                 hint="`journalctl -u skyinfra-partition` has all of it.",
             )
-        return record.partitions
+        return record.partitions if self._gpus is not None else self.actual()
 
     def _of_desired(self) -> ActualLayout | None:
         """Returns the record, where it is of the desired layout."""
+        wanted = self._desired.values() if self._accelerator is None else self._accelerator.per_gpu
         record = read(self._directory)
-        return record if record is not None and record.layouts == tuple(self._desired.values()) else None
+        return record if record is not None and record.layouts == tuple(wanted) else None

@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from skyinfra import mig
 from skyinfra.errors import AcceleratorMissing, InvalidField
 from skyinfra.gpu import partitioner
+from skyinfra.gpu.actual import geometry_of
 from skyinfra.gpu.hardware import session
 from skyinfra.gpu.nvml import Gpu, GpuInstance, Nvml, noting
 from skyinfra.gpu.partitioner import ApplyOptions, Emit
@@ -52,16 +54,21 @@ def restore(file: Path, nvml: Nvml, *, emit: Emit, options: ApplyOptions) -> Non
     if not found:
         return
     with session(nvml):
-        # A layout without partitions is MIG off for `apply`.
+        with asking("NVML cannot list the GPUs"):
+            for gpu in [each for each in nvml.gpus() if each.index in empty]:
+                del found[gpu.index]
+                if not gpu.is_partitioned:
+                    # A layout without partitions is MIG off for `apply`. One turns MIG on, and goes below.
+                    known = geometry_of(gpu)
+                    found[gpu.index] = mig.fill(known.profiles[0].name, known)[:1]
+        partitioner.apply(nvml, found, emit=emit, options=options)
         emptied = False
         with asking("NVML cannot list the GPUs"):
             for gpu in [each for each in nvml.gpus() if each.index in empty and each.is_partitioned]:
-                del found[gpu.index]
                 for instance in gpu.instances():
                     gpu.empty(instance)
                     gpu.destroy(instance)
                     emptied = True
-        partitioner.apply(nvml, found, emit=emit, options=options)
         if emptied and options.machine is not None:
             options.machine.refresh_cdi()
 

@@ -80,7 +80,7 @@ async def start(
     except OSError as error:
         raise _cannot_listen(endpoint, error, choose) from error
     blobs.note = scheduler.use.note
-    directory.write(directory.scheduler_file, host_port(reached_at(scheduler)) + "\n")
+    directory.write(directory.scheduler_file, host_port(reached_at(scheduler)) + "\n", durable=True)
     return scheduler
 
 

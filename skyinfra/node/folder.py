@@ -174,14 +174,14 @@ class NodeDirectory:
         self.scratch = path / "scratch"
         self._lock_id: tuple[int, int] | None = None
 
-    def write(self, file: Path, text: str) -> None:
+    def write(self, file: Path, text: str, *, durable: bool = False) -> None:
         """Replaces *file* (in this directory) with *text*; readers see the old or the new text, never a part.
 
-        What was made in the place of a directory that this process held belongs to another one.
+        *durable*: also after a power cut. What was made in the place of a directory that this process held belongs to another one.
         """
         if self.lost:
             raise StateDirectoryError("was removed", field=str(self.path))
-        replace_file(file, text)
+        replace_file(file, text, durable=durable)
 
     def said_by(self, service: str) -> Path:
         """Returns the folder in which ``skyinfra-SERVICE`` leaves messages for the runner.

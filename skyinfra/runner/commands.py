@@ -116,6 +116,7 @@ class _Command:
 
     def take(self, wait_s: float) -> dict[str, Any]:
         self.asked = time.monotonic()
+        until = self.asked + wait_s
         with self._changed:
             self._changed.wait_for(lambda: self._parts or not self._open, wait_s)
             parts, size = [], 0
@@ -126,8 +127,12 @@ class _Command:
             self._changed.notify_all()
             ended = not self._open and not self._parts
         self.asked = time.monotonic()
-        code = self._process.wait() if ended else None
-        self.fetched = ended
+        code = None
+        if ended:
+            # It may go on without its output.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = self._process.wait(max(0.0, until - time.monotonic()))
+        self.fetched = code is not None
         return {"parts": parts, "code": code}
 
     def end(self) -> None:

@@ -6,6 +6,7 @@ They pass through the blobs of the head. A long transfer goes on while the clien
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
@@ -25,8 +26,9 @@ from skyinfra.program import views
 from skyinfra.protocol.rpc import Peer
 from skyinfra.runner import head_connection
 
-# Then the client has to ask again.
+# Then the client has to ask again, which it does at once: what nobody has asked for since is of a client that has gone.
 _WAIT_S = 15.0
+_ABANDONED_S = 5.0
 
 
 class Files:
@@ -38,14 +40,15 @@ class Files:
         self._folder = directory.path / views.FILES_FOLDER
         self._store = BlobStore(directory.path / store.FOLDER)
         self._workers = ThreadPoolExecutor(2, thread_name_prefix="files")
-        self._running: dict[tuple[str, str], Future[Any]] = {}
+        # Each with the time when a client was told to ask again.
+        self._running: dict[tuple[str, str], tuple[Future[Any], float]] = {}
         self._lock = Lock()
 
     @property
     def active(self) -> bool:
         """Whether files pass, whoever waits for them."""
         with self._lock:
-            return not all(future.done() for future in self._running.values())
+            return not all(future.done() for future, _ in self._running.values())
 
     def put(self, tree: str) -> dict[str, Any]:
         """Writes the files of *tree* from the head; ``done`` once all are written. Other files stay.
@@ -64,13 +67,15 @@ class Files:
 
     def _answer(self, what: str, name: str, work: Callable[[], str]) -> dict[str, Any]:
         with self._lock:
-            if (what, name) not in self._running:
-                self._running[what, name] = self._workers.submit(work)
-            future = self._running[what, name]
+            future, told = self._running.get((what, name), (None, 0.0))
+            if future is None or (future.done() and time.monotonic() - told > _ABANDONED_S):
+                future = self._workers.submit(work)
+                self._running[what, name] = future, time.monotonic()
         wait([future], _WAIT_S)
-        if not future.done():
-            return {"done": False, "tree": None}
         with self._lock:
+            if not future.done():
+                self._running[what, name] = future, time.monotonic()
+                return {"done": False, "tree": None}
             self._running.pop((what, name), None)
         return {"done": True, "tree": future.result()}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import socket
 import sys
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -55,8 +56,13 @@ def serve(config: Path, host: str, port: int) -> None:
     class Handler(_Handler):
         node = config
 
+    where = host.strip("[]")
+
+    class Server(ThreadingHTTPServer):
+        address_family = socket.AF_INET6 if ":" in where else socket.AF_INET
+
     try:
-        server = ThreadingHTTPServer((host.strip("[]"), port), Handler)
+        server = Server((where, port), Handler)
     except OSError as error:
         raise cannot_listen(f"{host}:{port}", error) from None
     with server:

@@ -34,7 +34,7 @@ _PIP_SAYS = ("ERROR: ", "error: ", "  \N{MULTIPLICATION SIGN} ", "  \N{BOX DRAWI
 async def prepare(config: NodeConfig, directory: NodeDirectory) -> None:
     """Installs ``config.pip`` and runs ``config.run``, each unless it is done already. Raises `NodeFailed`."""
     file = directory.prepared_file
-    done: dict[str, str] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    done = _done(file)
     variables = _variables(config.packages, directory) if config.packages is not None else {}
     steps: dict[str, tuple[Sequence[str], list[list[str]]]] = {}
     if config.pip:
@@ -47,8 +47,19 @@ async def prepare(config: NodeConfig, directory: NodeDirectory) -> None:
         if done.get(key) != digest:
             for command in commands:
                 await _execute(command, directory, variables)
+            # What the digest stands for is on the disk before it: after a power cut nobody looks at that again.
+            await asyncio.to_thread(os.sync)
             done[key] = digest
-            directory.write(file, json.dumps(done) + "\n")
+            directory.write(file, json.dumps(done) + "\n", durable=True)
+
+
+def _done(file: Path) -> dict[str, str]:
+    """Returns the digests of what is done; none where a power cut has left no document."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _variables(source: PackageSource, directory: NodeDirectory) -> dict[str, str]:

@@ -178,10 +178,10 @@ class Reconciler:
 
     async def _made_by_root(self, recorded: RecordedHardware) -> tuple[Partition, ...] | None:
         """Returns the partitions, once root has made them; None where something else is desired before that."""
-        recorded.ask()
+        await asyncio.to_thread(recorded.ask)
         asked = time.monotonic()
         deadline = asked + PATIENCE_S
-        while (made := recorded.made_by_root()) is None:
+        while (made := await asyncio.to_thread(recorded.made_by_root)) is None:
             if (now := time.monotonic()) - asked > _REMIND_S:
                 recorded.remind()
                 asked = now
@@ -217,9 +217,9 @@ class Reconciler:
         self.membership.promise(self._node, slots.names(self._node.name, slots.count(self._node.config), kept))
 
     def _held_back(self, config: NodeConfig, held: Collection[int | None]) -> NodeConfig:
-        """*config* with the actual layout on the GPUs *held*."""
+        """*config* with the actual layout on the GPUs *held*. AMD GPUs of a node have one mode: all wait for the last."""
         accelerator = config.accelerator
-        if accelerator is None or not held or not self._layouts:
+        if accelerator is None or accelerator.vendor == "amd" or not held or not self._layouts:
             return config
         desired = enumerate(accelerator.per_gpu)
         layouts = tuple(self._layouts[gpu] if gpu in held else each for gpu, each in desired)

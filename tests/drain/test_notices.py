@@ -23,6 +23,7 @@ from skyinfra.first_boot import fetch
 from skyinfra.node import folder
 from skyinfra.node.folder import NodeDirectory, Status
 from skyinfra.protocol.nodeconfig import VERSION, NodeConfig
+from skyinfra.runner import cli
 
 WHOLE = ((), ())
 
@@ -111,9 +112,25 @@ def test_what_a_person_asked_for_counts_unless_the_provider_is_sooner(
     metadata.rebalance()
     watcher.poll()
     assert asked(tmp_path) == mine
-    metadata.spot("terminate", time.time() + 120)
+    metadata.spot("terminate", end := time.time() + 120)
     watcher.poll()
-    assert (asked(tmp_path) or mine).by == "aws"
+    both = asked(tmp_path) or mine
+    assert both.until == pytest.approx(end - 10, abs=1) and both.why.startswith("maintenance; AWS takes")
+    # It holds after the notice: a person undoes it.
+    assert (both.by, both.boot) == (request.OPERATOR, None)
+    metadata.values.clear()
+    watcher.poll()
+    assert asked(tmp_path) == both
+
+
+def test_a_person_gives_tasks_no_more_time_than_the_provider(metadata: MetadataService, tmp_path: Path) -> None:
+    watcher = Both(node(tmp_path, "aws"))
+    metadata.spot("terminate", end := time.time() + 120)
+    watcher.poll()
+    assert cli.main(["drain", "--config", str(tmp_path / "node.json"), "--timeout", "600"]) == 0
+    found = asked(tmp_path)
+    assert found is not None and found.by == request.OPERATOR
+    assert found.until == pytest.approx(end - 10, abs=1)
 
 
 @pytest.mark.parametrize("by", [request.UPGRADE, request.IDLE, request.LIFETIME])
@@ -140,6 +157,19 @@ def test_maintenance_of_google_cloud(metadata: MetadataService, tmp_path: Path, 
     assert notice is not None
     assert notice.until == pytest.approx(now + ahead, abs=5)
     assert (asked(tmp_path) or request.Drain(0, "", "")).by == "gcp"
+
+
+def test_maintenance_is_one_notice_where_its_service_starts_again(metadata: MetadataService, tmp_path: Path) -> None:
+    metadata.values = {f"{GCP}preempted": "FALSE", f"{GCP}maintenance-event": "TERMINATE_ON_HOST_MAINTENANCE"}
+    config = node(tmp_path, "gcp", gpus=True)
+    Both(config).poll()
+    found = asked(tmp_path)
+    time.sleep(0.01)
+    Both(config).poll()
+    assert found is not None and asked(tmp_path) == found
+    request.clear(NodeDirectory(tmp_path))
+    Both(config).poll()
+    assert asked(tmp_path) is None, "what a person has undone is not asked for again"
 
 
 def test_preemption_of_google_cloud_is_waited_for(metadata: MetadataService, tmp_path: Path) -> None:

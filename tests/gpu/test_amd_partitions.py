@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +14,10 @@ from typing import Any
 import pytest
 from devices import fake_amd_smi
 from devices.fake_amd_smi import State
-from local_fleets.running_node import RunningNode, on_slot
+from local_fleets.root_part import root
+from local_fleets.running_node import RunningNode, on_slot, until
 from support import first_fast
+from tasks_on_nodes.jobs import wait_for
 
 from skyinfra import AcceleratorMissing, PartitionFailed
 from skyinfra.accelerators import Accelerator, partitions
@@ -25,7 +28,9 @@ from skyinfra.gpu.amd.smi import AmdSmi
 from skyinfra.gpu.hardware import Hardware
 from skyinfra.node.folder import NodeDirectory
 from skyinfra.protocol.nodeconfig import NodeAccelerator, NodeConfig
-from skyinfra.runner import slots
+from skyinfra.runner import cli, slots
+from skyinfra.submission.snapshot import Target
+from skyinfra.tasks import Task
 from skyinfra.worker import process
 
 WHOLE = {"compute": "SPX", "memory": "NPS1", "requested": "NPS1"}
@@ -346,3 +351,37 @@ def test_a_simulated_node_has_a_slot_for_each_partition(make_node: MakeNode) -> 
     assert [(s.profile, s.gpu) for s in node.boot().slots] == [("DPX", 0), ("DPX", 0), ("DPX", 1), ("DPX", 1)]
     node.configure(accelerator=declared("MI300X:2"))
     assert [(s.kind, s.profile, s.gpu) for s in node.boot().slots] == [("gpu", None, 0), ("gpu", None, 1)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("slot", "after", "count"), [("n1/8", "MI300X:2", 2), ("n1/0", "MI300X:2/DPX", 4)])
+def test_modes_change_once_the_last_task_has_ended(
+    make_node: Callable[..., RunningNode], tmp_path: Path, slot: str, after: str, count: int
+) -> None:
+    """The GPUs of a node have one mode: none of them gets another one before all may."""
+    node = make_node(accelerator=declared("MI300X:2/CPX"))
+    node.boot()
+    path = tmp_path / "task"
+    with node.pool() as pool:
+        future = pool.send(Task(wait_for, (str(path), slot)), Target(slot), windowed=False)
+        until(path.exists, "it runs")
+        node.configure(accelerator=declared(after))
+        with node.booting():
+            assert node.until("draining").waits_for == (f"slot {slot}: task wait_for",)
+            Path(f"{path}.open").touch()
+            assert future.result(timeout=60) == slot
+    assert len(node.until("ready").slots) == count
+    assert len(path.read_text().split()) == 1, "it was started once"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("after", "count"), [("MI300X:2/CPX", 16), ("MI300X:2/DPX+NPS2", 4), ("MI300X:2", 2)])
+def test_root_sets_other_modes_for_the_runner(make_node: Callable[..., RunningNode], after: str, count: int) -> None:
+    node = make_node(accelerator=declared("MI300X:2/DPX"))
+    assert cli.main(["partition", "--config", str(node.file)]) == 0
+    with root(node) as codes, node.foreground("serve") as serving:
+        assert len(node.until("ready").slots) == 4 and codes == []
+        node.configure(accelerator=declared(after))
+        serving.send_signal(signal.SIGHUP)
+        until(lambda: (s := node.status()).state == "ready" and len(s.slots) == count and s, "the new modes serve")
+        until(lambda: codes == [0], "root was asked once")

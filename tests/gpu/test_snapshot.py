@@ -31,12 +31,14 @@ def test_a_layout_comes_back(fake_machine: Machine, tmp_path: Path, first: str) 
     assert after["current"] == before["current"]
 
 
-def test_mig_without_partitions_comes_back(fake_machine: Machine, tmp_path: Path) -> None:
+@pytest.mark.parametrize("now", ["1g.10gb*7", "off"])
+def test_mig_without_partitions_comes_back(fake_machine: Machine, tmp_path: Path, now: str) -> None:
     machine = fake_machine("h100_80gb")
     file = tmp_path / "found.json"
     file.write_text('{"version": 1, "gpus": [{"gpu": 0, "mig": true, "partitions": []}]}')
     run(machine, "--layout", "1g.10gb*7")
     mode = machine.show()[0]["current"]
+    run(machine, "--layout", now)
     assert run(machine, "--restore", str(file)).returncode == 0
     assert profiles(machine) == [[]] and machine.show()[0]["current"] == mode
 

@@ -230,7 +230,8 @@ def test_a_label_holds_anything(name: str) -> None:
     assert re.sub(r"\\(.)", lambda match: {"n": "\n"}.get(match[1], match[1]), label) == name
 
 
-def test_a_node_serves_its_figures(make_node: MakeNode) -> None:
+@pytest.mark.parametrize("listen", ["127.0.0.1:0", "[::1]:0"])
+def test_a_node_serves_its_figures(make_node: MakeNode, listen: str) -> None:
     node = make_node(accelerator=h100(BIG))
     assert node.run("metrics", "--once").stdout == "", "no runner, no slots"
     node.boot()
@@ -243,7 +244,7 @@ def test_a_node_serves_its_figures(make_node: MakeNode) -> None:
         "--config",
         str(node.file),
         "--listen",
-        "127.0.0.1:0",
+        listen,
     ]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:

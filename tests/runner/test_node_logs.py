@@ -145,6 +145,16 @@ def test_a_program_that_nobody_asks_for_is_ended(tmp_path: Path, monkeypatch: py
         until(lambda: found.output(identity, 0)["code"] is not None and None, "it is forgotten", seconds=30)
 
 
+def test_a_program_without_output_is_waited_for(tmp_path: Path) -> None:
+    """It has closed its own, or writes it into a file: each answer comes in time, and the last one has its code."""
+    found = Commands(tmp_path)
+    identity = found.start(["sh", "-c", "exec >/dev/null 2>&1; until [ -e go ]; do sleep 0.05; done; exit 3"])
+    until(lambda: not found._running[identity]._open, "its output has ended")
+    assert found.output(identity, 0.1) == {"parts": [], "code": None}
+    (tmp_path / "go").touch()
+    assert found.output(identity, 30.0) == {"parts": [], "code": 3}
+
+
 def test_no_more_programs_than_are_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands, "_AT_ONCE", 1)
     found = Commands(tmp_path)

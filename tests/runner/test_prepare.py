@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from skyinfra.errors import NodeFailed
+from skyinfra.node.folder import NodeDirectory
+from skyinfra.protocol.nodeconfig import NodeConfig
 from skyinfra.runner import prepare
 
 
@@ -61,3 +63,14 @@ def test_the_reason_of_uv_stands_below_its_error(tmp_path: Path) -> None:
         "error: No solution found when resolving dependencies\n"
         "  Caused by: because nosuch was not found in the provided package locations"
     )
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]"])
+def test_what_a_power_cut_left_of_the_digests_is_none(tmp_path: Path, text: str) -> None:
+    """A file without fsync may be there, and empty: the runner would not start any more."""
+    directory = NodeDirectory(tmp_path)
+    directory.prepared_file.write_text(text)
+    config = NodeConfig(1, "demo", "mig", "n1", "local", True, "127.0.0.1:0", cpu_slots=1, run=("echo once >>ran",))
+    for _ in range(2):
+        asyncio.run(prepare.prepare(config, directory))
+    assert (tmp_path / "ran").read_text() == "once\n"
