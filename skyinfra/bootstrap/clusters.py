@@ -105,7 +105,8 @@ def render(pool: Declared, cluster: Cluster, *, wheel: str | None) -> tuple[str,
         "name": pool.name,
         "file": file,
         "nodes": pool.nodes,
-        "python": pool.python,
+        # The name of a command has no patch version.
+        "python": ".".join(pool.python.split(".")[:2]),
         "wheel": wheel,
         "requirement": pool.runner,
         "sources": node.packages.environment(bundle="") if node.packages else {},
@@ -126,6 +127,13 @@ def render(pool: Declared, cluster: Cluster, *, wheel: str | None) -> tuple[str,
 
 def _refuse(node: NodeConfig, arguments: Mapping[str, Any]) -> None:
     """Raises `NotSupported` for what needs root, or what neither Slurm nor Kubernetes has a request for."""
+    for operation, field, what in (("mount", "volumes", "disks"), ("bucket", "mounts", "buckets")):
+        if operation in arguments:
+            raise NotSupported(
+                f"{what} are mounted by root, which a job and a pod are not",
+                field=field,
+                hint=f"Leave {field} out, and use a folder that the cluster has.",
+            )
     if "packages" in arguments:
         raise NotSupported(
             "packages of the system are installed by root, which a job and a pod are not",

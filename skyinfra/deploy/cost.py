@@ -24,7 +24,7 @@ class PoolCost:
     region: of the pool; None where there are none. machine: the machine type that is tried first; others: how many it
     falls back to. price: of one node, None where it is not known or nothing is paid. dearest: the machine type among
     all of them that costs most, and its price, where that is more. note: what to know of the price. free: whether
-    nobody pays. preferences: the accelerators of the declared list, of which the first that is offered was chosen.
+    nobody pays. preferences: the accelerators of the declared list. moves: whether a refused deploy goes on with the next.
     budget: in USD; None without one. least: of the nodes, where their number follows the work, and *nodes* is the most.
     """
 
@@ -40,6 +40,7 @@ class PoolCost:
     head: str | None = None
     head_price: Price | None = None
     preferences: tuple[str, ...] = ()
+    moves: bool = False
     budget: float | None = None
     least: int | None = None
 
@@ -211,6 +212,7 @@ def _pool(pool: Mapping[str, Any]) -> PoolCost:
         head=pool.get("head"),
         head_price=Price(**pool["head_price"]) if pool.get("head_price") else None,
         preferences=tuple(pool.get("preferences", ())),
+        moves=len(pool.get("places", ())) > 1,
         budget=pool.get("budget", {}).get("usd"),
     )
 

@@ -117,7 +117,7 @@ def _state(
         default=(None, None),
     )
     missing = "" if environment is None else missing_credentials(place, environment)
-    last = max((each for _, each in ends), key=lambda each: each.at, default=None)
+    last = max(aged([each for _, each in ends], now), key=lambda each: each.at, default=None)
     return PlaceState(place, place["place"] == selected, until, why, missing, last)
 
 

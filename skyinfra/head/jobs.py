@@ -34,8 +34,6 @@ _MOST_JOBS = 100_000
 _LOOKED_AT = 10_000
 # The end of a job is written within that long, unless the disk is full.
 _WRITTEN_S = 5.0
-# So many characters of an id are enough.
-_PREFIX = 6
 
 
 class Jobs:
@@ -256,9 +254,11 @@ class Jobs:
         found = self._named(job) or self._jobs.get(job)
         if found is not None:
             return found
-        matching = [each for identity, each in self._jobs.items() if identity.startswith(job)]
-        if len(job) >= _PREFIX and len(matching) == 1:
+        matching = [each for identity, each in self._jobs.items() if job and identity.startswith(job)]
+        if len(matching) == 1:
             return matching[0]
+        if matching:
+            raise JobNotFound(f"the ids of {len(matching)} jobs begin so", given=job, hint="Give more of it.")
         hint = did_you_mean(job, list(itertools.islice(reversed(self._by_name), _LOOKED_AT)))
         raise JobNotFound(
             "the head keeps no such job",

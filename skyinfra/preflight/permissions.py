@@ -146,3 +146,10 @@ def _state(backend: Mapping[str, Any] | None, arn: str) -> Iterator[dict[str, An
     if "kms_key_id" in backend:
         actions = ["kms:Decrypt", "kms:Encrypt", "kms:GenerateDataKey"]
         yield {"Sid": "StateKey", "Effect": "Allow", "Action": actions, "Resource": backend["kms_key_id"]}
+    # https://developer.hashicorp.com/terraform/language/backend/s3 (2026-11-27)
+    if "dynamodb_table" in backend:
+        actions = ["dynamodb:DeleteItem", "dynamodb:DescribeTable", "dynamodb:GetItem", "dynamodb:PutItem"]
+        table = f"{arn}:dynamodb:*:*:table/{backend['dynamodb_table']}"
+        yield {"Sid": "StateLock", "Effect": "Allow", "Action": actions, "Resource": table}
+    if role := backend.get("assume_role", {}).get("role_arn"):
+        yield {"Sid": "StateRole", "Effect": "Allow", "Action": ["sts:AssumeRole"], "Resource": role}

@@ -2,7 +2,8 @@
 ``skyinfra-runner adopt``: the declaration that keeps what others have partitioned.
 
 The output is one JSON object a line: ``{"event": "partition", "phase": ..., "gpu": ...}`` for each change,
-``existing`` for each partition in the end, ``differs`` for each step that ``--check`` and ``--dry-run`` do not execute.
+``standing`` for each partition in the end, ``differs`` for each step that ``--check`` and ``--dry-run`` do not execute,
+``stays`` for each partition that ``--dry-run`` would leave.
 """
 
 from __future__ import annotations

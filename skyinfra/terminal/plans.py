@@ -103,10 +103,8 @@ def _cost_remarks(cost: Cost) -> list[str]:
     lines = []
     for pool in cost.pools:
         if pool.preferences:
-            lines.append(
-                f"{pool.pool}: {pool.machine} was selected by the shipped offers from {', '.join(pool.preferences)}; "
-                "a deploy that the cloud refuses does not try the next."
-            )
+            line = f"{pool.pool}: {pool.machine} is taken, of {', '.join(pool.preferences)}"
+            lines.append(f"{line}; a deploy that the cloud refuses goes on with the next." if pool.moves else f"{line}.")
         if pool.elsewhere is not None:
             lines.append(f"{pool.pool}: the price is that of {pool.elsewhere}; none of {pool.region} is known.")
         if pool.price is not None and pool.price.is_old():

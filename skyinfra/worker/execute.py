@@ -168,7 +168,9 @@ def _execute(
         held = {use.variable for use in task.secrets if use.held}
         with (
             attempts.counted(task.key, task.name, task.timeout, again, [Death(*each) for each in task.deaths]),
-            output.captured(task.key, Path(os.environ[instance.NODE_DIRECTORY]), empty=task.whole) as file,
+            output.captured(
+                task.key, Path(os.environ[instance.NODE_DIRECTORY]), empty=task.whole, running=attempts.running
+            ) as file,
             streaming.sending_output(file, say, lambda: task.key, masker),
             secrets.given(values, masker, task.key, held) as unmasked,
             cancellation.stoppable(task.key),
@@ -321,7 +323,9 @@ class _Chunk:
             with (
                 contextlib.suppress(KeyboardInterrupt),
                 attempts.counted(task.key, task.name) as starts,
-                output.captured(task.key, Path(os.environ[instance.NODE_DIRECTORY])) as file,
+                output.captured(
+                    task.key, Path(os.environ[instance.NODE_DIRECTORY]), running=attempts.running
+                ) as file,
                 streaming.sending_output(file, self._say if task.echo else None, lambda: self._now.key),
                 cancellation.stoppable(task.key),
             ):

@@ -15,12 +15,12 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any
 
 FOLDER = "tasks"
-# Limits for files of ended tasks, applied every 50 tasks.
+# Limits for files of ended tasks, applied every 50 tasks; the newest stays, however large it is.
 _KEPT_FILES = 500
 _KEPT_BYTES = 256 * 2**20
 _PRUNE_EVERY = 50
@@ -215,18 +215,20 @@ def file_of(key: str, folder: Path | str) -> str:
 
 
 @contextlib.contextmanager
-def captured(key: str, folder: Path, *, empty: bool = False) -> Iterator[str | None]:
+def captured(
+    key: str, folder: Path, *, empty: bool = False, running: Callable[[Path], Mapping[int, str]] = lambda _: {}
+) -> Iterator[str | None]:
     """Redirects the output of the task *key* to a file in *folder*. Yields the file, or None where none could be made.
 
     It is removed at the end where it is empty. *empty*: it stays, which tells a task without output from one whose
-    output is gone.
+    output is gone. *running*: returns the keys of the tasks that run on the node in that folder; their files stay.
     """
     global _count
     # Paths are strings, and system calls few: this is a part of every task's round trip.
     file = file_of(key, folder)
     try:
         if _count % _PRUNE_EVERY == 0:
-            _prune(folder / FOLDER)
+            _prune(folder / FOLDER, {f"{each}.log" for each in running(folder).values()})
         _count += 1
         handle = os.open(file, _FLAGS, 0o644)
     except OSError:
@@ -317,11 +319,11 @@ def _newest_first(folder: Path) -> list[tuple[os.stat_result, Path]]:
     return sorted(found, key=lambda item: -item[0].st_mtime_ns)
 
 
-def _prune(folder: Path) -> None:
-    """Makes the folder, and removes the oldest output from it."""
+def _prune(folder: Path, in_use: Set[str]) -> None:
+    """Makes the folder, and removes the oldest output from it, but files *in_use*."""
     folder.mkdir(exist_ok=True)
     total = 0
     for number, (stat, file) in enumerate(_newest_first(folder)):
         total += stat.st_size
-        if number >= _KEPT_FILES or total > _KEPT_BYTES:
+        if number and file.name not in in_use and (number >= _KEPT_FILES or total > _KEPT_BYTES):
             file.unlink(missing_ok=True)

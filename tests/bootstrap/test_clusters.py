@@ -109,6 +109,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"image": sky.Image(apt=["git", "curl"])},
         r"image\.apt: .*root.*\(given: 'git, curl'\)",
     ),
+    "disks": (
+        {"provider": sky.AWS(zone="us-east-1a"), "volumes": {"/data": sky.Volume(id="vol-0123456789abcdef0")}},
+        "volumes: disks are mounted by root",
+    ),
+    "buckets": ({"mounts": [sky.Mount("s3://my-bucket/data", "/data")]}, "mounts: buckets are mounted by root"),
     "another vendor": ({"accelerator": "Trainium1:16"}, r"accelerator: NVIDIA's GPUs alone.*\(given: 'Trainium1'\)"),
     "a certificate": (
         {"image": sky.Image(ca_certificate=certificate())},
@@ -129,6 +134,14 @@ def test_a_pool_of_any_form_of_user_data_is_carried(provider: Any) -> None:
     pool = declared(provider=provider, image=image, accelerator="H100", nodes=1)
     assert (pool.node.env, pool.node.pip, pool.python) == (image.env, ("six",), "3.12")
     assert [slot.accelerator for slot in pool.slots] == ["H100"]
+
+
+def test_the_command_of_python_has_no_patch_version() -> None:
+    pool = declared(image=sky.Image(python="3.12.4"))
+    assert "${SKYINFRA_PYTHON:-python3.12}" in clusters.render(pool, "sbatch", wheel=WHEEL)[1]
+    assert {each["image"] for each in stateful_set(pool)["spec"]["template"]["spec"]["containers"]} == {
+        "python:3.12.4-slim"
+    }
 
 
 @pytest.mark.parametrize("name", REFUSED)

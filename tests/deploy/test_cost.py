@@ -86,11 +86,11 @@ def test_machines_without_accelerators_have_prices() -> None:
     assert found.unknown == ("spot",) and found.pools[1].note == "spot price not known"
 
 
-def test_a_list_of_preferences_is_said_to_be_decided_already(capsys: pytest.CaptureFixture[str]) -> None:
+def test_which_of_several_accelerators_is_taken_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     show_cost("s", cost(pool(["H100:8", "A100-80GB:8"]), pool("L4", name="one")))
     out = capsys.readouterr().out
-    assert "p: p5.48xlarge was selected by the shipped offers from H100:8, A100:8; a deploy that the cloud" in out
-    assert out.count("was selected by") == 1
+    assert "p: p5.48xlarge is taken, of H100:8, A100:8; a deploy that the cloud refuses goes on with the next." in out
+    assert out.count("is taken") == 1
 
 
 def test_this_machine_is_free() -> None:

@@ -96,7 +96,10 @@ def test_a_refusal_that_blocks_nothing_any_more_is_remembered_for_a_week() -> No
         assert (blocks.aged([record], later) == (record,)) is kept and blocks.ago(record, later) == words
         [state] = blocks.place_states({"place": "a", "places": [place("a")]}, Choice(refused=(record,)), later)
         assert state.last == record and state.free is (hours > 1)
-    assert blocks.aged([record], NOW + timedelta(days=7, minutes=1)) == ()
+    later = NOW + timedelta(days=7, minutes=1)
+    assert blocks.aged([record], later) == ()
+    [state] = blocks.place_states({"place": "a", "places": [place("a")]}, Choice(refused=(record,)), later)
+    assert state.last is None
 
 
 def test_credentials_are_no_reason_to_go_elsewhere() -> None:

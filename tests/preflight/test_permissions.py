@@ -96,6 +96,13 @@ def test_a_state_in_s3() -> None:
     assert found["Jobs"]["Resource"] == "arn:aws:s3:::states/fleets/here/jobs/*"
     assert found["Jobs"]["Action"] == ["s3:DeleteObject", "s3:GetObject", "s3:PutObject"]
     assert found["StateKey"]["Resource"] == KEY
+    assert "StateLock" not in found and "StateRole" not in found
+    role = "arn:aws:iam::123456789012:role/states"
+    further = {"dynamodb_table": "locks", "assume_role": {"role_arn": role}}
+    found = document(backend={"bucket": "states", "key": "fleets/here", **further})
+    assert found["StateLock"]["Resource"] == "arn:aws:dynamodb:*:*:table/locks"
+    assert "dynamodb:PutItem" in found["StateLock"]["Action"]
+    assert (found["StateRole"]["Action"], found["StateRole"]["Resource"]) == (["sts:AssumeRole"], role)
     # A store that is not AWS's has other accounts.
     assert "State" not in document(backend={"bucket": "states", "key": "x", "endpoints": {"s3": "https://minio"}})
 

@@ -117,6 +117,25 @@ print("after")
     assert output.find(tmp_path / "no", "task") is None
 
 
+def test_output_of_what_runs_stays_and_so_does_the_newest(tmp_path: Path) -> None:
+    code = f"""
+import os
+from pathlib import Path
+from skyinfra.worker import attempts, output
+output._KEPT_BYTES, output._PRUNE_EVERY = 10, 1
+folder = Path({str(tmp_path)!r})
+(folder / "running").mkdir()
+(folder / "running/1").write_text(f"{{os.getpid()}} long\\n")
+for key in ("long", "old", "large"):
+    with output.captured(key, folder, running=attempts.running):
+        print(key * 20)
+with output.captured("next", folder, running=attempts.running):
+    pass
+"""
+    subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
+    assert sorted(file.name for file in (tmp_path / "tasks").iterdir()) == ["large.log", "long.log"]
+
+
 def test_output_that_other_slots_remove_meanwhile_costs_none_of_the_task(tmp_path: Path) -> None:
     """Every so many tasks the folder is looked through: a task had no output where a file went in that moment."""
     code = f"""
