@@ -57,6 +57,8 @@ _CHECKS_S = (0.0, 0.5, 1.0, 2.0, 5.0)
 _LATER_CHECKS_S = (5.0, 15.0)
 # A process that fails tasks, and takes none any more, ends within that long.
 _REPLACED_S = 10.0
+# One that is replaced may take so long for its exit, as the runner of a node may.
+_ENDED_S = 30.0
 _GIVE_BACK_S = 0.1
 # 0 is neutral, 1000 is killed first: see proc_pid_oom_score_adj(5).
 _OOM_SCORE = 500
@@ -234,10 +236,14 @@ class SlotWorker(Worker):  # type: ignore[misc]
         # The runner may take a worker that it has drained back into service: it is drained again.
         while carried.keys(lost=True) or any(self.drain(True).values()):
             await asyncio.sleep(_DRAINED_S)
-        self.periodic_callbacks["heartbeat"].stop()
-        with contextlib.suppress(OSError):
-            await dask_worker.unregister(self)
-        await self.close(nanny=False, reason="skyinfra-replace")
+        # Until it has ended, the slot has no process: it ends whatever a library does at the exit.
+        cancellation.later(_ENDED_S, partial(os._exit, 0))
+        try:
+            self.periodic_callbacks["heartbeat"].stop()
+            with contextlib.suppress(OSError):
+                await dask_worker.unregister(self)
+        finally:
+            await self.close(nanny=False, reason="skyinfra-replace")
 
     def drain(self, on: bool) -> dict[str, Any]:
         """Takes the worker out of service, or back into it; returns what it has to finish.

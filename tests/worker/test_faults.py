@@ -88,10 +88,14 @@ def test_a_node_with_a_bad_disk_fails_no_task_and_takes_none(bed: Any, fault: An
     fault(of_n1)
     results = list(pool.map(where, range(TASKS), itertools.repeat(seconds)))
     assert [number for number, _ in results] == list(range(TASKS))
-    assert {node for _, node in results} == {"n0", "n2"}
-    # Those that got no task of the map get one now.
-    assert [node for _, node in (future.result() for future in [pool.submit(where, 0, 0.2) for _ in range(6)])]
-    eventually(lambda: set(sick_slots(pool)) == {"n1/0", "n1/1"})
+    assert {node for _, node in results} <= {"n0", "n2"}
+
+    def both_are_sick() -> bool:
+        # Those that got no task of the map get one.
+        nodes = {future.result()[1] for future in [pool.submit(where, 0, 0.2) for _ in range(6)]}
+        return nodes <= {"n0", "n2"} and set(sick_slots(pool)) == {"n1/0", "n1/1"}
+
+    eventually(both_are_sick)
     assert all(FAULTS[fault] in why for why in sick_slots(pool).values())
     of_n1.mend()
     eventually(lambda: len(pool.slots()) == 6)
@@ -108,7 +112,7 @@ def test_large_calls_that_find_no_place_on_a_node_go_elsewhere(bed: Any, sick: t
         parts = [os.urandom(2 * INLINE) for _ in range(12)]
         futures = [pool.submit(where, number, 0.05, part) for number, part in enumerate(parts)]
         results = [future.result(timeout=60) for future in futures]
-        assert {node for _, node in results} == {"n0", "n2"}
+        assert {node for _, node in results} <= {"n0", "n2"}
 
 
 def fill(path: str) -> None:
@@ -285,7 +289,7 @@ class Raises:
 def test_a_call_that_a_node_cannot_load_goes_elsewhere_and_so_does_a_rank(bed: Any) -> None:
     pool, _ = bed
     futures = [pool.submit(where, number, 0.2, Hungry()) for number in range(8)]
-    assert {future.result(timeout=60)[1] for future in futures} == {"n0", "n2"}
+    assert {future.result(timeout=60)[1] for future in futures} <= {"n0", "n2"}
     eventually(lambda: len(pool.slots()) == 6)
     ranks = pool.launch(where, 0, 0.0, Hungry(), nodes=2, per_node=2, framework="none", timeout=60)
     assert [node for _, node in ranks] == ["n0", "n0", "n2", "n2"]
