@@ -103,6 +103,7 @@ def test_pods_write_what_was_declared(name: str, tmp_path: Path) -> None:
     assert (tmp_path / "0" / "manifest.json").stat().st_mode & 0o077 == 0
 
 
+CLOUD = sky.AWS(zones=["us-east-1a"])
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "layout": ({"accelerator": "H100:8", "layout": sky.mig.Follow(["7g.80gb"])}, "the node partitions none"),
     "packages of the system": (
@@ -110,7 +111,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         r"image\.apt: .*root.*\(given: 'git, curl'\)",
     ),
     "disks": (
-        {"provider": sky.AWS(zone="us-east-1a"), "volumes": {"/data": sky.Volume(id="vol-0123456789abcdef0")}},
+        {
+            "provider": CLOUD,
+            "nodes": 1,
+            "volumes": {"/data": sky.Volume(name="data", provider=CLOUD, id="vol-0123456789abcdef0")},
+        },
         "volumes: disks are mounted by root",
     ),
     "buckets": ({"mounts": [sky.Mount("s3://my-bucket/data", "/data")]}, "mounts: buckets are mounted by root"),

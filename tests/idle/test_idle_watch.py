@@ -341,7 +341,7 @@ def test_a_kept_fleet_stays(world: World) -> None:
 
 
 def test_a_full_disk_ends_nothing_wrongly(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise StateDirectoryError("cannot be written: No space left on device")
 
     world.used_once()
@@ -413,7 +413,7 @@ def test_a_disk_that_has_become_read_only_keeps_no_idle_node(tmp_path: Path, mon
         for _ in range(4):
             world.look(IDLE + 10)
         assert world.node.over == "not used for 30m (stop_after_idle)"
-        assert (own / ending.REQUEST).exists() and not world.asked
+        assert (own / ending.REQUEST).exists() and not (small.path / ending.REQUEST).exists()
 
 
 def test_a_full_disk_keeps_no_node_beyond_its_lifetime(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
