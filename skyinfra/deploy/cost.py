@@ -24,8 +24,9 @@ class PoolCost:
     region: of the pool; None where there are none. machine: the machine type that is tried first; others: how many it
     falls back to. price: of one node, None where it is not known or nothing is paid. dearest: the machine type among
     all of them that costs most, and its price, where that is more. note: what to know of the price. free: whether
-    nobody pays. preferences: the accelerators of the declared list. moves: whether a refused deploy goes on with the next.
-    budget: in USD; None without one. least: of the nodes, where their number follows the work, and *nodes* is the most.
+    nobody pays. preferences: the accelerators of the declared list. moves: whether a refused deploy goes on with the
+    next. budget: in USD; None without one. least: of the nodes, where their number follows the work, and *nodes* is the
+    most.
     """
 
     pool: str

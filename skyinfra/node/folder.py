@@ -177,7 +177,8 @@ class NodeDirectory:
     def write(self, file: Path, text: str, *, durable: bool = False) -> None:
         """Replaces *file* (in this directory) with *text*; readers see the old or the new text, never a part.
 
-        *durable*: also after a power cut. What was made in the place of a directory that this process held belongs to another one.
+        *durable*: also after a power cut. What was made in the place of a directory that this process held belongs to
+        another one.
         """
         if self.lost:
             raise StateDirectoryError("was removed", field=str(self.path))

@@ -217,7 +217,7 @@ class Reconciler:
         self.membership.promise(self._node, slots.names(self._node.name, slots.count(self._node.config), kept))
 
     def _held_back(self, config: NodeConfig, held: Collection[int | None]) -> NodeConfig:
-        """*config* with the actual layout on the GPUs *held*. AMD GPUs of a node have one mode: all wait for the last."""
+        """*config* with the actual layout on the GPUs *held*. AMD GPUs of a node have one mode: all wait."""
         accelerator = config.accelerator
         if accelerator is None or accelerator.vendor == "amd" or not held or not self._layouts:
             return config

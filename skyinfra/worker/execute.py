@@ -323,9 +323,7 @@ class _Chunk:
             with (
                 contextlib.suppress(KeyboardInterrupt),
                 attempts.counted(task.key, task.name) as starts,
-                output.captured(
-                    task.key, Path(os.environ[instance.NODE_DIRECTORY]), running=attempts.running
-                ) as file,
+                output.captured(task.key, Path(os.environ[instance.NODE_DIRECTORY]), running=attempts.running) as file,
                 streaming.sending_output(file, self._say if task.echo else None, lambda: self._now.key),
                 cancellation.stoppable(task.key),
             ):
