@@ -18,7 +18,7 @@ from skyinfra.errors import InvalidField, NotOffered, NotSupported, did_you_mean
 from skyinfra.mig.layout_tag import write_tag
 from skyinfra.offers import Offer, Price
 from skyinfra.providers.base import Provider, Request, Selection
-from skyinfra.providers.data import Data, Output, OutputStrings, Strings, kinds, read
+from skyinfra.providers.data import Data, Output, OutputStrings, Strings, kinds, read, sold_by
 from skyinfra.providers.fabrics import connected, unconnected
 from skyinfra.providers.images import no_image
 from skyinfra.providers.mounts import Mount
@@ -51,8 +51,6 @@ class CloudProvider(Provider):
 
     # The field that holds an image of one's own.
     image_field: ClassVar[str] = "image"
-    # The name of the provider in the offers, where it is not the kind.
-    offered_by: ClassVar[str] = ""
 
     region: str
     regions: Strings = ()
@@ -149,7 +147,7 @@ class CloudProvider(Provider):
     @property
     def seller(self) -> str:
         """The name of the provider in the offers."""
-        return self.offered_by or self.kind
+        return sold_by(self.kind)
 
     @property
     def own_image(self) -> str | None:

@@ -10,7 +10,7 @@ from typing import Any
 from skyinfra import offers
 from skyinfra.offers import EVERYWHERE, Price
 from skyinfra.providers.aws import AWS
-from skyinfra.providers.data import TLS, TerraformProvider, kinds, read
+from skyinfra.providers.data import TLS, TerraformProvider, kinds, read, sold_by
 
 _ADDRESS = re.compile(r'provider\["(?P<source>[^"]+)"\](?:\.(?P<alias>\S+))?$')
 _GOOGLE_GROUP = "google_compute_region_instance_group_manager"
@@ -30,7 +30,7 @@ class Machines:
     def price(self) -> Price | None:
         """The price of one of them at the shipped prices, in its own region or else in another; None if not known."""
         for offer in offers.load():
-            if (offer.provider, offer.machine_type) == (self.provider, self.machine_type):
+            if (offer.provider, offer.machine_type) == (sold_by(self.provider), self.machine_type):
                 return offer.price(spot=self.spot)
         known = read(self.provider) if self.provider in kinds() else None
         return None if self.spot or known is None else known.price(self.machine_type, self.region)

@@ -347,3 +347,9 @@ def test_a_price_of_the_region_is_one_of_its_zones(zone: str, elsewhere: bool) -
     machine = providers.machines_of("google_compute_instance", {"machine_type": "a2-highgpu-8g", "zone": zone})
     assert machine is not None and machine.price is not None
     assert (machine.price.region, machine.elsewhere) == ("us-central1", elsewhere)
+
+
+def test_the_price_of_a_slice_that_runs() -> None:
+    machine = providers.machines_of("google_tpu_v2_vm", {"accelerator_type": "v5p-8", "zone": "us-east5-a"})
+    assert machine is not None and machine.provider == "gcptpu" and machine.price is not None
+    assert (machine.price.usd_per_hour, machine.elsewhere) == (17.83782, True)
