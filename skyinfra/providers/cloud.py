@@ -235,7 +235,7 @@ class CloudProvider(Provider):
         if request.spot and traits.spot == "no":
             having = _having(lambda data: data.traits.spot != "no")
             raise NotSupported(f"{self.called} has no spot machines", field="spot", given=True, hint=having)
-        wanted = next((a for a in request.accelerators if a.mig), None)
+        wanted = next((a for a in request.accelerators if a.mig or a.partition), None)
         if wanted is not None and traits.partitioned_by == "nobody":
             having = _having(lambda data: data.traits.partitioned_by == "tenant")
             raise NotSupported(
