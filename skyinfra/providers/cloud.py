@@ -382,7 +382,8 @@ class CloudProvider(Provider):
     def _of_types(self, request: Request) -> list[Offer]:
         """Returns the offers of the declared instance types, in their order. All of them carry the same."""
         # Wherever they are: the shipped regions are not all there are, and the cloud is asked before anything is made.
-        query = self._query(request, fraction=0.001, region=None)
+        # What is no longer sold to everybody, too: who names it may have it.
+        query = self._query(request, fraction=0.001, region=None, legacy=True)
         by_type = {offer.machine_type: self._here(offer, request) for offer in query.run(offers.load())}
         known = {offer.machine_type: offer for offer in offers.load() if offer.provider == self.seller}
         for name in self.instance_types:

@@ -75,6 +75,13 @@ def test_declared_instance_types_keep_their_order() -> None:
     assert select("L4", aws=aws).machine_types == ("g6.4xlarge", "g6.xlarge")
 
 
+def test_a_machine_that_is_no_longer_sold_to_everybody_is_named() -> None:
+    named = {"instance_types": ["p3.8xlarge"], "ami": "ami-0123456789abcdef0"}
+    selected = select("V100:4", aws=named)
+    assert (selected.machine_types, selected.hourly_cost) == (("p3.8xlarge",), 12.24)
+    assert refused(sky.NotOffered, "V100:4").field == "accelerator"
+
+
 def test_a_share_of_a_gpu() -> None:
     place = sky.AWS(instance_types=["g6f.2xlarge"], ami="ami-0123456789abcdef0")
     pool = sky.ComputePool(provider=place, accelerator="L4")
