@@ -289,11 +289,25 @@ class CloudProvider(Provider):
         """Nodes without accelerators: the smallest general machine, or the declared types."""
         if request.rdma:
             raise NotSupported("is between machines with accelerators", field="rdma", given=True, hint="Leave it out.")
+        for name in self.instance_types:
+            self._check_plain(name, request)
         types = tuple(self.instance_types) or (self.data.general(request.vcpus, request.memory_gb, self.region),)
         known = {name: self.data.price(name, self.region) for name in types if not request.spot}
         prices = {name: price for name, price in known.items() if price is not None}
         check_cap(types, prices, request)
         return self._selected(None, types, (), prices, request)
+
+    def _check_plain(self, name: str, request: Request) -> None:
+        """Raises `InvalidField` for a machine type with accelerators, or known to be smaller than is declared."""
+        why = hint = ""
+        if (offer := offers.named(self.seller, name)) is not None:
+            why = f"it carries {offer.carries}, and the pool declares no accelerator"
+            hint = f'Declare accelerator="{offer.accelerated}", or name a machine without.'
+        for row, vcpus, gib, *_ in self.data.machines["general"]:
+            if row == name and (vcpus < (request.vcpus or 0) or gib < (request.memory_gb or 0)):
+                why, hint = f"it has {vcpus} vCPUs and {gib} GB", "Name a larger one, or declare less."
+        if why:
+            raise InvalidField(why, field="provider.instance_types", given=name, hint=hint)
 
     def _selected(
         self,
