@@ -224,10 +224,11 @@ class CloudProvider(Provider):
             if head is not None:
                 hint = "Declare spot=False or one machine type, and group=False."
                 raise NotSupported(f"no node of a machine group has {data.called} of its own", field=field, hint=hint)
-            machine, (of, takes) = selected.machine_types[0], data.machines or ("(?!)", "")
-            if re.match(of, machine) and not re.match(takes, volume.sold_as):
-                hint = f"Kinds: {', '.join(kind for kind in data.usd_per_gb if re.match(takes, kind))}."
-                raise InvalidField(f"{machine} takes no {volume.sold_as}", field=f"{field}.kind", hint=hint)
+            machine = selected.machine_types[0]
+            for of, takes in zip(data.machines[::2], data.machines[1::2], strict=True):
+                if re.match(of, machine) and not re.match(takes, volume.sold_as):
+                    hint = f"Kinds: {', '.join(kind for kind in data.usd_per_gb if re.match(takes, kind))}."
+                    raise InvalidField(f"{machine} takes no {volume.sold_as}", field=f"{field}.kind", hint=hint)
         return [{"name": v.name, "id": v.id, "path": path} for path, v in volumes.items()] or None
 
     def _check_traits(self, request: Request) -> None:

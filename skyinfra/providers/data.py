@@ -142,9 +142,9 @@ class VolumeData(Declaration):
     fields of the class stand for their values. ignored: those of which a change is none. called: what it is, for
     people. id: pattern of a whole id. zone: the field of the class that names the zone, with an example. several:
     whether several nodes mount it at once. gb: the smallest and largest. usd_per_gb: for a month, by kind, the default
-    first; 0 where it is not known. machines: a pattern of machine types, and one of the kinds that these take. mounted:
-    whether it is a disk, a file system by its tag, or one that the place mounts itself. devices: where a node has it,
-    or its tag, {} being its id, {letter} and {index} its place among those of the node.
+    first; 0 where it is not known. machines: patterns of machine types, behind each one of the kinds that these take.
+    mounted: whether it is a disk, a file system by its tag, or one that the place mounts itself. devices: where a node
+    has it, or its tag, {} being its id, {letter} and {index} its place among those of the node.
     """
 
     resource: str
