@@ -219,9 +219,9 @@ class Verified(Declaration):
 
 
 class Data(Declaration):
-    """The data file of a provider. exports: its module and the public names there. offered_by: the provider that has its
-    offers, where it is another. images: by machine type, vendor and architecture, with their driver; see
-    `skyinfra.providers.images`. fabrics: the networks between the machines; see
+    """The data file of a provider. exports: its module and the public names there. offered_by: the provider whose
+    offers and answers it has, where that is another. images: by machine type, vendor and architecture, with their
+    driver; see `skyinfra.providers.images`. fabrics: the networks between the machines; see
     `skyinfra.providers.fabrics`. errors: of its API; `codes`, with the list that
     they are in as `source`, and `texts`, patterns, each found in one of the `quotes` (words, and where they stand).
     terraform: name, source and version of the provider, config, the arguments of its block, place, where a resource is

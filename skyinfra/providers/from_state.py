@@ -29,9 +29,8 @@ class Machines:
     @property
     def price(self) -> Price | None:
         """The price of one of them at the shipped prices, in its own region or else in another; None if not known."""
-        for offer in offers.load():
-            if (offer.provider, offer.machine_type) == (sold_by(self.provider), self.machine_type):
-                return offer.price(spot=self.spot)
+        if (offer := offers.named(sold_by(self.provider), self.machine_type)) is not None:
+            return offer.price(spot=self.spot)
         known = read(self.provider) if self.provider in kinds() else None
         return None if self.spot or known is None else known.price(self.machine_type, self.region)
 
