@@ -13,7 +13,7 @@ from skyinfra import mig
 from skyinfra.accelerators import Accelerator
 from skyinfra.declared import NEVER, seconds_of
 from skyinfra.errors import DeclarationError, DuplicatePool, InvalidField, NotSupported, at
-from skyinfra.places.candidates import alternatives, called, later_zones, module_of, preferring, refuse_twice
+from skyinfra.places.candidates import alternatives, called, distinct_names, later_zones, module_of, preferring
 from skyinfra.places.choices import NAME, Choice
 from skyinfra.places.ranges import check_form, scaled
 from skyinfra.plugins import Environment
@@ -112,7 +112,8 @@ def _placed(pool: ComputePool, stack: str, choice: Choice) -> Deployment:
     found = _named(pool, choice, [each for _, each in compiled])
     if len(found) == 1 and choice.first is None:
         return replace(found[0], place="")
-    refuse_twice([each.place for each in found])
+    names = distinct_names([(each.place, each.pool.provider) for each in found])
+    found = [replace(each, place=name) for each, name in zip(found, names, strict=True)]
     if by_price := pool.places is not None and pool.places.by_price:
         found.sort(key=lambda each: (each.usd_per_hour is None, each.usd_per_hour))
     # Prices change; what is declared in order has its first place where the pool alone would be.

@@ -68,7 +68,7 @@ ALLOWED: dict[str, set[str]] = {
     "pool": {"providers", "accelerators", "mig", "plugins", "protocol", "declared"},
     "packing": {"offers", "accelerators", "mig", "pool", "providers"},
     "recommendation": {"accelerators", "mig", "offers", "packing", "pool", "protocol", "providers"},
-    "places": {"accelerators", "pool", "providers", "terraform"},
+    "places": {"accelerators", "declared", "pool", "providers", "terraform"},
     "compiler": {"declared", "places", "pool", "plugins", "providers", "accelerators", "mig", "protocol"},
     "bootstrap": {"compiler", "first_boot", "mig", "node", "protocol", "providers", "syntax"},
     "terraform": {"buckets", "declared", "protocol", "providers"},

@@ -44,6 +44,7 @@ OF_POOL = {
     "region?": str,
     "zones": [str],
     "account?": str,
+    "profile?": str,
     "own?": str,
     "machine_types": [str],
     "accelerator?": str,

@@ -15,6 +15,8 @@ DAYS = 30
 HOURS = 24 * DAYS
 # Providers whose nodes nobody pays for.
 FREE = {"local", "container", "ssh"}
+# Of a machine group of Google Cloud.
+_TEMPLATE = "google_compute_instance_template"
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,9 +188,10 @@ class RunningCost:
 
 def running_cost(resources: Iterable[Resource]) -> RunningCost:
     """Returns the cost of the machines among the *resources* of a Terraform state."""
-    counts: Counter[Machines] = Counter()
+    resources, counts = list(resources), Counter[Machines]()
+    templates = {each.call: each.attributes for each in resources if each.type == _TEMPLATE}
     for resource in resources:
-        if found := machines_of(resource.type, resource.attributes):
+        if found := machines_of(resource.type, resource.attributes, templates.get(resource.call)):
             counts[replace(found, count=0)] += found.count
     return RunningCost(tuple(replace(each, count=count) for each, count in counts.items() if count))
 

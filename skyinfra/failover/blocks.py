@@ -16,7 +16,7 @@ from skyinfra.declared import seconds_of
 from skyinfra.errors import counted
 from skyinfra.failover.live_places import Known
 from skyinfra.places.choices import Choice, Refused
-from skyinfra.providers import read
+from skyinfra.providers import read, sold_by
 from skyinfra.terraform.cloud_errors import Refusal
 from skyinfra.terraform.synthesized import SynthesizedStack
 
@@ -46,7 +46,7 @@ def refused(refusal: Refusal, place: Place, text: str, now: datetime) -> Refused
 def _where(cause: str, place: Place, text: str) -> dict[str, str]:
     """Returns the finest part of the cloud that the answer names; empty where it names none."""
     for row in _table()["answers"]:
-        match = re.search(row["pattern"], text) if row["provider"] == place["provider"] else None
+        match = re.search(row["pattern"], text) if row["provider"] == sold_by(place["provider"]) else None
         if match is None:
             continue
         named = next(((name, value) for name, value in match.groupdict().items() if value), None)

@@ -54,7 +54,9 @@ def ask(
 
     environment: with keys; None is that of the process. session: of boto3. What cannot be asked is a line that says so.
     """
+    [here] = clouds.with_existing(stack, [pool])
     by_name = {each["place"]: {**at_place(pool, each), "name": each["place"]} for each in pool["places"]}
+    by_name[pool["place"]]["existing"] = here["existing"]
     deadline = time.monotonic() + seconds
 
     def lines(name: str) -> list[Line]:

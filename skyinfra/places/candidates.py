@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from skyinfra.accelerators import Accelerator
+from skyinfra.declared import is_output
 from skyinfra.errors import InvalidField, NotSupported
 from skyinfra.pool import ComputePool
 from skyinfra.providers import CloudProvider, Provider
@@ -15,6 +16,10 @@ from skyinfra.terraform.state import BETWEEN
 # What tells one place of a provider from another, besides its region and its zones.
 _ACCOUNT = ("profile", "project", "project_id", "account_id")
 _DISTINCT = (*_ACCOUNT, "data_centers", "cloud", "instance_types", "host")
+# Besides those, where two places would have one name.
+_FINER = ("zone", "availability_domain", "subscription_id", "compartment_id", "provider")
+# Of longer ones, which are ids, the end.
+_LONGEST, _END = 24, 8
 
 
 def alternatives(pool: ComputePool) -> Iterator[tuple[str, ComputePool]]:
@@ -74,7 +79,8 @@ def called(pool: ComputePool, accelerator: Accelerator | None, *, grouped: bool)
 
 def account(provider: Provider) -> str | None:
     """Returns what a declaration says of the account of *provider*; None where that is the default one."""
-    return " ".join(part for name in _ACCOUNT for part in _texts(getattr(provider, name, None))) or None
+    parts = [part for name in (*_ACCOUNT, "subscription_id") for part in _texts(getattr(provider, name, None))]
+    return " ".join(parts) or None
 
 
 def slug(place: str) -> str:
@@ -87,14 +93,26 @@ def module_of(pool: ComputePool, place: str) -> str:
     return f"{pool.name}{BETWEEN}{slug(place)}"
 
 
-def refuse_twice(places: Sequence[str]) -> None:
-    """Raises `InvalidField` where one of *places* is declared twice, or two could not be told apart."""
-    seen: dict[str, str] = {}
-    for place in places:
-        if (name := slug(place)) in seen:
-            hint = "Name each place once; two of them differ by region, zones, profile, project or instance_types."
+def distinct_names(places: Sequence[tuple[str, Provider]]) -> list[str]:
+    """Returns the names of the *places*, each with its provider; a later one of the same name is more exact.
+
+    Raises `InvalidField` where one of them is declared twice, or two could not be told apart.
+    """
+    taken: set[str] = set()
+    names = []
+    for place, provider in places:
+        finer = " ".join((place, *_finer(provider)))
+        if slug(finer) in taken:
+            hint = "Name each place once; two of them differ by region, zone, account, project or instance_types."
             raise InvalidField("the same place twice", field="provider", given=place, hint=hint)
-        seen[name] = place
+        names.append(finer if slug(place) in taken else place)
+        taken |= {slug(names[-1]), slug(finer)}
+    return names
+
+
+def _finer(provider: Provider) -> list[str]:
+    found = [text for name in _FINER for text in _texts(getattr(provider, name, None)) if not is_output(text)]
+    return [text if len(text) <= _LONGEST else text[-_END:] for text in found]
 
 
 def _texts(value: object) -> list[str]:

@@ -45,7 +45,7 @@ def preflight(
             asked.append(pool)
     for module, pools in by_module.items():
         lines |= importlib.import_module(module).check(stack, pools, session=session, workers=workers)
-    lines |= clouds.check_pools(asked, environment=environment)
+    lines |= clouds.check_pools(clouds.with_existing(stack, asked), environment=environment)
     return Report(stack.name, tuple(line for pool in stack.pools for line in lines[pool["name"]]))
 
 

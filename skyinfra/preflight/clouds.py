@@ -17,6 +17,7 @@ from skyinfra.preflight.report import Finding, Line, failed, passed, warned
 from skyinfra.preflight.rest import Api, Unanswered, at_once, first, number, rows, text
 from skyinfra.providers import read
 from skyinfra.providers.preflight_requests import Quota
+from skyinfra.terraform.synthesized import SynthesizedStack
 
 SECONDS = 20.0
 # A price so many times that of the shipped offers is worth a warning.
@@ -25,7 +26,10 @@ _DEARER = 1.25
 
 @dataclass(frozen=True)
 class Pool:
-    """A pool as the checks need it; see `stack.describe`. types: its machine types, in order of preference."""
+    """A pool as the checks need it; see `stack.describe`. types: its machine types, in order of preference.
+
+    existing: how many nodes of them it has already. account: the configuration of its Terraform provider.
+    """
 
     name: str
     kind: str
@@ -35,6 +39,8 @@ class Pool:
     accelerators: int
     spot: bool
     max_hourly_cost: float | None
+    existing: int = 0
+    account: Mapping[str, Any] | None = None
 
     @classmethod
     def of(cls, pool: Mapping[str, Any]) -> Pool:
@@ -48,7 +54,22 @@ class Pool:
             pool.get("accelerators_per_node") or 0,
             bool(pool.get("spot")),
             pool.get("max_hourly_cost"),
+            pool.get("existing", 0),
+            pool.get("configuration"),
         )
+
+
+def with_existing(stack: SynthesizedStack, pools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Returns *pools* of *stack* with their `existing` nodes, as far as is known without Terraform, and the
+    `configuration` of their provider."""
+    fleets, found = stack.known_fleets(), []
+    for pool in pools:
+        fleet, nodes = fleets.get(pool["name"]), 0
+        if fleet is not None and fleet.provider == pool["provider"]:
+            mine = sum(each.machine_type in pool["machine_types"] for each in fleet.nodes)
+            nodes = fleet.node_count if fleet.has_group else mine
+        found.append({**pool, "existing": nodes, "configuration": stack.configuration(pool["name"])})
+    return found
 
 
 def check_pools(
@@ -63,7 +84,7 @@ def check_pools(
         asked = read(pool.kind).preflight
         assert asked is not None  # noqa: S101 - only such pools are given
         api = Api(read(pool.kind).about.called, asked, deadline=deadline, environment=environment)
-        return [each.line(name, check) for check, each in _findings(api, pool)]
+        return [each.line(name, check) for check, each in _findings(api, pool, [*by_name.values()])]
 
     found = at_once(ask, by_name, deadline + 1)
     return {
@@ -72,12 +93,12 @@ def check_pools(
     }
 
 
-def _findings(api: Api, pool: Pool) -> Iterator[tuple[str, Finding]]:
+def _findings(api: Api, pool: Pool, pools: Sequence[Pool]) -> Iterator[tuple[str, Finding]]:
     asked = api.asked
     credentials = _credentials(api)
     yield "credentials", credentials
     if asked.quota is not None and api.variables and credentials.result != "fail":
-        yield "quota", _answered(api, lambda quota=asked.quota: _quota(api, quota, pool))
+        yield "quota", _answered(api, lambda quota=asked.quota: _quota(api, quota, pool, pools))
     if asked.machines and (api.variables or asked.open) and credentials.result != "fail":
         yield from _machines(api, pool)
     if asked.unasked:
@@ -112,11 +133,14 @@ def _credentials(api: Api) -> Finding:
     return passed(f"{api.called} accepts {names}")
 
 
-def _quota(api: Api, table: Quota, pool: Pool) -> Finding:
-    """Returns the quota of the first machine type, and whether what is needed fits."""
+def _quota(api: Api, table: Quota, pool: Pool, pools: Sequence[Pool]) -> Finding:
+    """Returns the quota of the first machine type, and whether what *pools* need of it fits.
+
+    What the pools have already is not counted twice.
+    """
     machine = pool.types[0]
     answer = api.get(table.path, region=pool.region or "")
-    name = next((row[2 if pool.spot else 1] for row in table.names if re.search(row[0], machine)), None)
+    name = _counts_towards(table, pool)
     if table.names:
         if name is None:
             return warned(f"the quota that {machine} counts towards is not known here", "See it in the console.")
@@ -125,12 +149,30 @@ def _quota(api: Api, table: Quota, pool: Pool) -> Finding:
     limit, used = first(answer, table.limit), number(answer, table.used) if table.used else None
     if not isinstance(limit, int | float):
         return warned(f"{api.called} does not say the quota {name or table.what}", "See it in the console.")
-    need = pool.nodes * (pool.accelerators if table.per == "accelerator" else 1)
+    per = {each.name: each.accelerators if table.per == "accelerator" else 1 for each in pools}
+    sharing = [each for each in pools if _shares(table, pool, each)]
+    own = sum(per[each.name] * each.existing for each in sharing)
+    others = None if used is None else max(0, used - own)
+    need, together = per[pool.name] * pool.nodes, sum(per[each.name] * each.nodes for each in sharing)
     what = f"{name}: {limit:g}" if name else f"{limit:g} {table.what}{'' if limit == 1 else 's'}"
-    said = f"{what} in all{f', {used:g} in use' if used is not None else ''}; the pool needs {need}"
-    if (used or 0) + need > limit:
+    in_use = "" if others is None else f", {others:g} in use{' by others' if own else ''}"
+    said = f"{what} in all{in_use}; the pool needs {need}"
+    if together > need:
+        said += f", the pools {', '.join(each.name for each in sharing)} together {together}"
+    if (others or 0) + together > limit:
         return failed(said, f"Declare fewer nodes, or ask {api.called} for more.")
     return passed(said)
+
+
+def _counts_towards(table: Quota, pool: Pool) -> str | None:
+    return next((row[2 if pool.spot else 1] for row in table.names if re.search(row[0], pool.types[0])), None)
+
+
+def _shares(table: Quota, pool: Pool, other: Pool) -> bool:
+    """Returns whether two pools count towards one quota, of one account."""
+    here = "{region}" not in table.path or pool.region == other.region
+    same = (pool.kind, pool.account) == (other.kind, other.account)
+    return here and same and _counts_towards(table, pool) == _counts_towards(table, other)
 
 
 def _machines(api: Api, pool: Pool) -> Iterator[tuple[str, Finding]]:
@@ -169,6 +211,9 @@ def _several(count: int, one: Listed) -> Listed:
 
 def _machine(api: Api, pool: Pool, name: str, machine: Listed | None) -> Finding:
     other = " ".join(offers.instead(pool.kind, name, pool.region or "", spot=pool.spot))
+    if machine is None and not pool.accelerators and not any(table.general for table in api.asked.machines):
+        said = f"{api.called} is asked for machines with accelerators alone: whether it has {name} now is not known"
+        return warned(said, "")
     if machine is None:
         return warned(f"{api.called} does not list {name} now", other or "Declare another machine type.")
     if machine.regions is None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from skyinfra.preflight import access, api, rest
 from skyinfra.preflight.facts import tags
+from skyinfra.preflight.pool_inputs import profile_of
 from skyinfra.providers import machines_of, read
 from skyinfra.terraform.state import Resource
 
@@ -67,7 +68,7 @@ def outside(
 
 
 def _on_aws(stack: str, pool: Mapping[str, Any], ids: Set[str], session: Any) -> list[Existing]:
-    region, profile = pool.get("region") or "", pool.get("account")
+    region, profile = pool.get("region") or "", profile_of(pool)
     names = {"tag:skyinfra:stack": [stack], "tag:skyinfra:pool": [pool["name"]], "instance-state-name": _LIVING}
     filters = [{"Name": name, "Values": values} for name, values in names.items()]
     try:

@@ -69,6 +69,11 @@ class PoolInputs:
         return self.interfaces.get(machine_type, 1)
 
 
+def profile_of(place: Mapping[str, Any]) -> str | None:
+    """Returns the profile of a *place*; of one that names none, its account is told by nothing else."""
+    return place.get("profile", place.get("account")) or None
+
+
 def is_group(inputs: Mapping[str, Any]) -> bool:
     """Returns whether nodes with these *inputs* are an Auto Scaling group; the module decides in the same way."""
     several = len(inputs["machine_types"]) > 1
@@ -90,7 +95,7 @@ def of_place(stack: SynthesizedStack, pool: Mapping[str, Any]) -> PoolInputs:
         stack=stack.name,
         pool=pool["name"],
         region=own.get("region") or pool["region"],
-        profile=own.get("profile") or pool.get("account"),
+        profile=own.get("profile") or profile_of(pool),
         nodes=pool["nodes"],
         machine_types=tuple(pool["machine_types"]),
         grouped=bool(pool.get("grouped")),

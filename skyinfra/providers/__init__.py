@@ -12,7 +12,7 @@ import skyinfra
 from skyinfra.offers import Offer
 from skyinfra.providers.base import Places, Provider, Request, Selection
 from skyinfra.providers.cloud import CloudProvider
-from skyinfra.providers.data import Boot, Data, TerraformProvider, Traits, kinds, read, strings
+from skyinfra.providers.data import Boot, Data, TerraformProvider, Traits, kinds, read, sold_by, strings
 from skyinfra.providers.from_state import Machines, machines_of, provider_of
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "provider_of",
     "read",
     "refuses",
+    "sold_by",
     "strings",
     "undeployable",
     "who_partitions",
@@ -76,9 +77,7 @@ def refuses(offer: Offer) -> str | None:
     None as well for a provider that this version does not deploy to: `undeployable` says why.
     """
     # Some become another provider for what is set up in another way, as Google Cloud does for TPUs.
-    sellers = [
-        cls.kind for cls in deployable().values() if (getattr(cls, "offered_by", "") or cls.kind) == offer.provider
-    ]
+    sellers = [kind for kind in deployable() if sold_by(kind) == offer.provider]
     reasons = [read(kind).refuses(offer) for kind in sellers if offer.vendor not in read(kind).apart]
     return None if None in reasons else next(iter(reasons), None)
 

@@ -18,7 +18,7 @@ from skyinfra.errors import InvalidField, NotOffered, NotSupported, did_you_mean
 from skyinfra.mig.layout_tag import write_tag
 from skyinfra.offers import Offer, Price
 from skyinfra.providers.base import Provider, Request, Selection
-from skyinfra.providers.data import Data, Output, OutputStrings, Strings, kinds, read
+from skyinfra.providers.data import Data, Output, OutputStrings, Strings, kinds, read, sold_by
 from skyinfra.providers.fabrics import connected, unconnected
 from skyinfra.providers.images import no_image
 from skyinfra.providers.mounts import Mount
@@ -51,8 +51,6 @@ class CloudProvider(Provider):
 
     # The field that holds an image of one's own.
     image_field: ClassVar[str] = "image"
-    # The name of the provider in the offers, where it is not the kind.
-    offered_by: ClassVar[str] = ""
 
     region: str
     regions: Strings = ()
@@ -149,7 +147,7 @@ class CloudProvider(Provider):
     @property
     def seller(self) -> str:
         """The name of the provider in the offers."""
-        return self.offered_by or self.kind
+        return sold_by(self.kind)
 
     @property
     def own_image(self) -> str | None:
@@ -226,10 +224,11 @@ class CloudProvider(Provider):
             if head is not None:
                 hint = "Declare spot=False or one machine type, and group=False."
                 raise NotSupported(f"no node of a machine group has {data.called} of its own", field=field, hint=hint)
-            machine, (of, takes) = selected.machine_types[0], data.machines or ("(?!)", "")
-            if re.match(of, machine) and not re.match(takes, volume.sold_as):
-                hint = f"Kinds: {', '.join(kind for kind in data.usd_per_gb if re.match(takes, kind))}."
-                raise InvalidField(f"{machine} takes no {volume.sold_as}", field=f"{field}.kind", hint=hint)
+            machine = selected.machine_types[0]
+            for of, takes in zip(data.machines[::2], data.machines[1::2], strict=True):
+                if re.match(of, machine) and not re.match(takes, volume.sold_as):
+                    hint = f"Kinds: {', '.join(kind for kind in data.usd_per_gb if re.match(takes, kind))}."
+                    raise InvalidField(f"{machine} takes no {volume.sold_as}", field=f"{field}.kind", hint=hint)
         return [{"name": v.name, "id": v.id, "path": path} for path, v in volumes.items()] or None
 
     def _check_traits(self, request: Request) -> None:
@@ -237,7 +236,7 @@ class CloudProvider(Provider):
         if request.spot and traits.spot == "no":
             having = _having(lambda data: data.traits.spot != "no")
             raise NotSupported(f"{self.called} has no spot machines", field="spot", given=True, hint=having)
-        wanted = next((a for a in request.accelerators if a.mig), None)
+        wanted = next((a for a in request.accelerators if a.mig or a.partition), None)
         if wanted is not None and traits.partitioned_by == "nobody":
             having = _having(lambda data: data.traits.partitioned_by == "tenant")
             raise NotSupported(
@@ -291,11 +290,25 @@ class CloudProvider(Provider):
         """Nodes without accelerators: the smallest general machine, or the declared types."""
         if request.rdma:
             raise NotSupported("is between machines with accelerators", field="rdma", given=True, hint="Leave it out.")
+        for name in self.instance_types:
+            self._check_plain(name, request)
         types = tuple(self.instance_types) or (self.data.general(request.vcpus, request.memory_gb, self.region),)
         known = {name: self.data.price(name, self.region) for name in types if not request.spot}
         prices = {name: price for name, price in known.items() if price is not None}
         check_cap(types, prices, request)
         return self._selected(None, types, (), prices, request)
+
+    def _check_plain(self, name: str, request: Request) -> None:
+        """Raises `InvalidField` for a machine type with accelerators, or known to be smaller than is declared."""
+        why = hint = ""
+        if (offer := offers.named(self.seller, name)) is not None:
+            why = f"it carries {offer.carries}, and the pool declares no accelerator"
+            hint = f'Declare accelerator="{offer.accelerated}", or name a machine without.'
+        for row, vcpus, gib, *_ in self.data.machines["general"]:
+            if row == name and (vcpus < (request.vcpus or 0) or gib < (request.memory_gb or 0)):
+                why, hint = f"it has {vcpus} vCPUs and {gib} GB", "Name a larger one, or declare less."
+        if why:
+            raise InvalidField(why, field="provider.instance_types", given=name, hint=hint)
 
     def _selected(
         self,
@@ -384,7 +397,8 @@ class CloudProvider(Provider):
     def _of_types(self, request: Request) -> list[Offer]:
         """Returns the offers of the declared instance types, in their order. All of them carry the same."""
         # Wherever they are: the shipped regions are not all there are, and the cloud is asked before anything is made.
-        query = self._query(request, fraction=0.001, region=None)
+        # What is no longer sold to everybody, too: who names it may have it.
+        query = self._query(request, fraction=0.001, region=None, legacy=True)
         by_type = {offer.machine_type: self._here(offer, request) for offer in query.run(offers.load())}
         known = {offer.machine_type: offer for offer in offers.load() if offer.provider == self.seller}
         for name in self.instance_types:

@@ -142,9 +142,9 @@ class VolumeData(Declaration):
     fields of the class stand for their values. ignored: those of which a change is none. called: what it is, for
     people. id: pattern of a whole id. zone: the field of the class that names the zone, with an example. several:
     whether several nodes mount it at once. gb: the smallest and largest. usd_per_gb: for a month, by kind, the default
-    first; 0 where it is not known. machines: a pattern of machine types, and one of the kinds that these take. mounted:
-    whether it is a disk, a file system by its tag, or one that the place mounts itself. devices: where a node has it,
-    or its tag, {} being its id, {letter} and {index} its place among those of the node.
+    first; 0 where it is not known. machines: patterns of machine types, behind each one of the kinds that these take.
+    mounted: whether it is a disk, a file system by its tag, or one that the place mounts itself. devices: where a node
+    has it, or its tag, {} being its id, {letter} and {index} its place among those of the node.
     """
 
     resource: str
@@ -219,8 +219,9 @@ class Verified(Declaration):
 
 
 class Data(Declaration):
-    """The data file of a provider. exports: its module and the public names there. images: by machine type, vendor and
-    architecture, with their driver; see `skyinfra.providers.images`. fabrics: the networks between the machines; see
+    """The data file of a provider. exports: its module and the public names there. offered_by: the provider whose
+    offers and answers it has, where that is another. images: by machine type, vendor and architecture, with their
+    driver; see `skyinfra.providers.images`. fabrics: the networks between the machines; see
     `skyinfra.providers.fabrics`. errors: of its API; `codes`, with the list that
     they are in as `source`, and `texts`, patterns, each found in one of the `quotes` (words, and where they stand).
     terraform: name, source and version of the provider, config, the arguments of its block, place, where a resource is
@@ -242,6 +243,7 @@ class Data(Declaration):
 
     kind: str
     exports: str = ""
+    offered_by: str = ""
     about: About
     verified: Verified = Field(default_factory=Verified)
     boot: Boot
@@ -393,3 +395,8 @@ def _credentials(terraform: Mapping[str, Any]) -> Sequence[Sequence[str]]:
 def kinds() -> tuple[str, ...]:
     """Returns the kinds of all providers that have a data file, in order."""
     return tuple(sorted(path.stem for path in _FOLDER.glob("*.toml")))
+
+
+def sold_by(kind: str) -> str:
+    """Returns the provider whose offers and answers those of *kind* are: mostly itself."""
+    return (read(kind).offered_by if kind in kinds() else "") or kind

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from skyinfra import offers
 from skyinfra.offers import EVERYWHERE, Price
 from skyinfra.providers.aws import AWS
-from skyinfra.providers.data import TLS, TerraformProvider, kinds, read
+from skyinfra.providers.data import TLS, TerraformProvider, kinds, read, sold_by
 
 _ADDRESS = re.compile(r'provider\["(?P<source>[^"]+)"\](?:\.(?P<alias>\S+))?$')
+_GOOGLE_GROUP = "google_compute_region_instance_group_manager"
 
 
 @dataclass(frozen=True)
@@ -28,23 +29,28 @@ class Machines:
     @property
     def price(self) -> Price | None:
         """The price of one of them at the shipped prices, in its own region or else in another; None if not known."""
-        for offer in offers.load():
-            if (offer.provider, offer.machine_type) == (self.provider, self.machine_type):
-                return offer.price(spot=self.spot)
+        if (offer := offers.named(sold_by(self.provider), self.machine_type)) is not None:
+            return offer.price(spot=self.spot)
         known = read(self.provider) if self.provider in kinds() else None
         return None if self.spot or known is None else known.price(self.machine_type, self.region)
 
     @property
     def elsewhere(self) -> bool:
         """Whether the price is that of another region."""
-        return self.price is not None and self.price.region not in (self.region, EVERYWHERE)
+        if self.price is None or self.price.region == EVERYWHERE:
+            return False
+        # A zone is named after its region.
+        return not f"{self.region}-".startswith(f"{self.price.region}-")
 
 
-def machines_of(type: str, attributes: Mapping[str, Any]) -> Machines | None:
+def machines_of(type: str, attributes: Mapping[str, Any], template: Mapping[str, Any] | None = None) -> Machines | None:
     """Returns the machines of a resource; None for a resource that is no machine.
 
-    type: of the resource. attributes: as Terraform's provider has written them.
+    type: of the resource. attributes: as Terraform's provider has written them. template: the attributes of that which
+    a group of Google Cloud makes its machines from; without it, their type is not known.
     """
+    if type == _GOOGLE_GROUP:
+        return _google_group(attributes, template or {})
     if reader := _READERS.get(type):
         return reader(attributes)
     for data in map(read, kinds()):
@@ -82,6 +88,13 @@ def _group(attributes: Mapping[str, Any]) -> Machines:
     first = (template.get("override") or [{}])[0].get("instance_type") or ""
     spot = share.get("on_demand_percentage_above_base_capacity") == 0
     return Machines(AWS.kind, first, _region(attributes), spot, attributes.get("desired_capacity") or 0)
+
+
+def _google_group(attributes: Mapping[str, Any], template: Mapping[str, Any]) -> Machines:
+    """Returns as many machines as the group wants, as its *template* has them."""
+    named = read("gcp").terraform["machines"]["google_compute_instance"]
+    region, count = attributes.get("region") or "", attributes.get("target_size") or 0
+    return replace(_declared("gcp", named, template), region=region, count=count)
 
 
 def _region(attributes: Mapping[str, Any]) -> str:

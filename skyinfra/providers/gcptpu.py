@@ -24,7 +24,6 @@ class GCPTPU(GCP):
     """
 
     kind: ClassVar[str] = "gcptpu"
-    offered_by: ClassVar[str] = "gcp"
     image_field: ClassVar[str] = "runtime_version"
 
     runtime_version: str | None = Field(default=None, pattern=r"^[a-z0-9-]+(\.[a-z0-9-]+)*$")

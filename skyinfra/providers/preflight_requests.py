@@ -29,7 +29,8 @@ class Machines(Declaration):
     memory_scale, ram_scale: what the sizes are multiplied with. memory_of: whether the memory is of one device, or of
     all. machine: the text for each machine type of the query in {machines}; joined: what stands between them. region:
     the one that is asked about where the query names none. cheapest: how many machines of each accelerator and count
-    are kept. complete: whether a machine type that is not listed cannot be had.
+    are kept. complete: whether a machine type that is not listed cannot be had. general: whether machines without
+    accelerators are listed too.
     """
 
     path: str
@@ -58,6 +59,7 @@ class Machines(Declaration):
     region: str = ""
     cheapest: int | None = None
     complete: bool = True
+    general: bool = False
 
 
 class Capacity(Declaration):

@@ -181,6 +181,7 @@ def _places(deployment: Deployment) -> list[dict[str, Any]]:
             "region": getattr(each.pool.provider, "region", None),
             "zones": list(getattr(each.pool.provider, "zones", ())),
             "account": account(each.pool.provider),
+            **_profile(each.pool.provider),
             "own": getattr(each.pool.provider, "provider", None),
             "machine_types": list(each.selection.machine_types),
             "accelerator": str(each.selection.accelerator) if each.selection.accelerator else None,
@@ -193,3 +194,9 @@ def _places(deployment: Deployment) -> list[dict[str, Any]]:
         }
         for each in deployment.places
     ]
+
+
+def _profile(provider: Provider) -> dict[str, str]:
+    """Returns the profile of a place of AWS, where its account names more than that."""
+    named = getattr(provider, "account_id", None) is not None
+    return {"profile": getattr(provider, "profile", None) or ""} if named else {}

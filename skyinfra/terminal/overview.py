@@ -90,13 +90,15 @@ def _stack(stack: SynthesizedStack) -> tuple[list[Line], Steps]:
             (f"skyinfra deploy {stack.name}", "make it"),
         ]
     cost = running_cost(resources)
-    price = f"at ${cost.usd_per_hour:.2f} an hour" if cost.usd_per_hour else "no machine of it is bought"
+    known = [] if cost.machines else ["no machine of it is bought"]
+    if len(cost.unknown) < len(cost.machines):
+        known.append(f"at ${cost.usd_per_hour:.2f} an hour")
     if cost.unknown:
-        price += f", and the price of {', '.join(cost.unknown)} is not known"
+        known.append(f"the price of {', '.join(cost.unknown)} is not known")
     fleets, run = stack.known_fleets(), last_run(stack)
     whole = run is None and not {pool["name"] for pool in stack.pools} - set(fleets)
     state = ("deployed", "green") if whole else ("partly deployed", "yellow")
-    lines: list[Line] = [(name, ": ", state, f", {price}.")]
+    lines: list[Line] = [(name, ": ", state, f", {', and '.join(known)}.")]
     if run is not None:
         how = "is still running" if run.running else "was killed" if run.message is None else "failed"
         lines.append((f"  The last {run.verb}, begun at {run.began}, {how}.",))

@@ -183,19 +183,21 @@ def test_it_says_what_a_cloud_costs_and_where_a_state_is(tmp_path: Path, alone: 
     stack = synthesized.synthesized(tmp_path / "declared", pool, name="lab", backend=backend)
     assert "It would cost $55." in alone(tmp_path / "declared")
     assert stack.state_file is not None
+    attributes = {"instance_type": "p5.48xlarge", "availability_zone": "us-east-1a", "arn": "arn:aws:ec2:x"}
     machine = {
         "mode": "managed",
         "type": "aws_instance",
         "name": "head",
         "module": "module.h100",
         "provider": 'module.h100.provider["registry.terraform.io/hashicorp/aws"]',
-        "instances": [
-            {"attributes": {"instance_type": "p5.48xlarge", "availability_zone": "us-east-1a", "arn": "arn:aws:ec2:x"}}
-        ],
+        "instances": [{"attributes": attributes}],
     }
     stack.state_file.write_text(json.dumps({"version": 4, "outputs": {}, "resources": [machine]}))
     found = alone(tmp_path / "declared")
     assert "lab: partly deployed, at $55." in found
+    attributes["instance_type"] = "x9.huge"
+    stack.state_file.write_text(json.dumps({"version": 4, "outputs": {}, "resources": [machine]}))
+    assert "lab: partly deployed, the price of x9.huge is not known." in alone(tmp_path / "declared")
     # What it takes to go on comes first.
     assert "Next:\n  skyinfra deploy lab " in found and "skyinfra destroy lab" in found
     synthesized.synthesized(tmp_path / "declared", pool, name="lab", backend={"s3": {}})

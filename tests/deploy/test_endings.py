@@ -80,6 +80,17 @@ def test_other_updates_stop_nothing(tmp_path: Path, declared: dict[str, Any], ad
     assert endings(made, plan(tmp_path, *addresses)) == ()
 
 
+@pytest.mark.parametrize("group", [GROUP, "module.mig.google_compute_region_instance_group_manager.workers[0]"])
+def test_a_group_that_is_replaced_ends_the_nodes_of_its_pool(
+    group: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nobody, node = Endpoint("127.0.0.1", 1), ManifestNode("n1", "n1", "127.0.0.1", head=True)
+    deployed(monkeypatch, Manifest(1, "demo", "mig", "gcp", nobody, (node,), (), SECRET))
+    replaced = Plan(file=tmp_path / "plan", changes=(("replace", group),))
+    (ending,) = endings(stack(tmp_path, "a2-highgpu-8g"), replaced)
+    assert (ending.pool, ending.node, ending.action) == ("mig", None, "replace")
+
+
 def test_a_head_besides_the_nodes_has_a_machine_type_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

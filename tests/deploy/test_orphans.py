@@ -72,6 +72,22 @@ def test_the_cost_of_the_machines_of_a_state() -> None:
     )
 
 
+def test_the_cost_of_a_group_of_google_cloud() -> None:
+    head = {"machine_type": "e2-standard-2", "zone": "us-central1-a", "scheduling": [{"preemptible": False}]}
+    template = {"machine_type": "a2-highgpu-8g", "scheduling": [{"preemptible": True}]}
+    text = state(
+        resource("google_compute_region_instance_group_manager", {"region": "us-central1", "target_size": 4}),
+        resource("google_compute_instance_template", template),
+        resource("google_compute_instance", head),
+    )
+    cost = running_cost(read_state(text, source="s"))
+    group, alone = cost.machines
+    assert (group.machine_type, group.region, group.spot, group.count) == ("a2-highgpu-8g", "us-central1", True, 4)
+    assert group.price is not None and alone.price is not None
+    assert cost.usd_per_hour == pytest.approx(4 * group.price.usd_per_hour + alone.price.usd_per_hour)
+    assert str(cost).startswith("4 a2-highgpu-8g spot in us-central1, 1 e2-standard-2 in us-central1-a, $")
+
+
 def test_a_machine_whose_price_is_not_known() -> None:
     cost = running_cost(read_state(state(resource("aws_instance", instance("x9.huge"))), source="s"))
     assert str(cost) == "1 x9.huge in us-east-1, the price of x9.huge is not known"

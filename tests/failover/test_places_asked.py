@@ -21,6 +21,7 @@ from skyinfra.failover import live_places
 from skyinfra.failover.blocks import PlaceState, cheapest_first, place_states
 from skyinfra.failover.live_places import Known, ask
 from skyinfra.places.choices import Choice, Choices, Refused
+from skyinfra.preflight.pool_inputs import of_place
 from skyinfra.preflight.report import Line
 from skyinfra.terminal.places import show_places
 
@@ -138,6 +139,23 @@ def test_a_place_has_nothing_of_another_one(tmp_path: Path) -> None:
     assert pool["region"] == "us-east-1" and pool["head"] and pool["places"][0]["account"] == "a"
     assert not there.keys() & {"head", "account"} and there["region"] == "all regions"
     assert (there["name"], there["nodes"]) == ("t", 2)
+
+
+@pytest.mark.parametrize(
+    ("fields", "profile"),
+    [
+        ({"account_id": "123456789012"}, None),
+        ({"profile": "a", "account_id": "123456789012"}, "a"),
+        # As every stack of the version before.
+        ({"profile": "a"}, "a"),
+        ({}, None),
+    ],
+)
+def test_the_id_of_an_account_is_no_profile(tmp_path: Path, fields: dict[str, str], profile: str | None) -> None:
+    stack, pool = declared(tmp_path, [sky.AWS(**fields), sky.GCP()])  # type: ignore[arg-type]
+    place = live_places.at_place(pool, pool["places"][0])
+    assert (place.get("account") or "") == " ".join(fields.values())
+    assert of_place(stack, place).profile == profile
 
 
 def test_credentials_of_the_stacks_own_provider_block_are_not_missed(tmp_path: Path) -> None:

@@ -71,6 +71,16 @@ def test_a_cloud_is_blocked_where_the_account_has_nothing_left() -> None:
     assert blocked(says, a, b, place("aws"), cause="QuotaExceeded") == ["a", "b"]
 
 
+def test_the_answers_of_google_cloud_are_those_of_its_slices() -> None:
+    slices = {"provider": "gcptpu", "region": "us-central1", "machine_types": ["v5p-8"]}
+    a, b = place("a", zones=["us-central1-a"], **slices), place("b", zones=["us-central1-b"], **slices)
+    same = place("same", zones=["us-central1-b"], **slices)
+    says = 'There is no more capacity in the zone "us-central1-b"; you can try in another zone'
+    assert blocked(says, b, a, same) == ["b", "same"]
+    quota = "Quota 'TPUV5PPerProjectPerRegionForTPUAPI' exhausted. Limit 0 in region us-central1"
+    assert blocked(quota, a, b, cause="QuotaExceeded") == ["a", "b"]
+
+
 def test_a_quota_of_lambda_is_known_by_its_message_alone() -> None:
     says = "Could not create instance, unexpected error: Quota exceeded."
     [found] = refusals([("module.t.lambdalabs_instance.node[0]", says)])

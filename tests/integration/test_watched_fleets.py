@@ -116,6 +116,17 @@ def test_a_fleet_that_has_lost_some_machines_is_brought_back_where_it_is(deploys
 
 
 @pytest.mark.slow
+def test_a_group_whose_head_alone_is_gone_stays_where_it_is(deploys: Deploys, store: Store) -> None:
+    deploys.nodes, deploys.pool = 2, {"spot": True}
+    deploys.places = lambda: [sky.GCP(project="p", zones=["us-central1-a"]), sky.AWS()]
+    assert deploys.failover().deploy() is not None
+    taken_back(deploys)
+    stack = deploys.synthesize()
+    loss, why = lost(stack, looked(stack, store), QUARTER)
+    assert (loss, why) == ("again", "1 of 2 machines gone, its head silent for 30 minutes")
+
+
+@pytest.mark.slow
 def test_without_another_place_it_is_made_anew_where_it_was(deploys: Deploys, store: Store) -> None:
     deploys.places = lambda: sky.GCP(project="p", zones=["us-central1-a"])
     assert deploys.failover().deploy() is not None

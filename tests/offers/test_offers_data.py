@@ -123,8 +123,8 @@ def test_what_the_lists_have_wrong(provider: str, machine_type: str, carries: st
 
 
 def test_a_cloud_is_called_the_same_by_its_declaration_and_its_offers() -> None:
-    having = {kind: each for kind, each in providers.deployable().items() if providers.read(kind).terraform}
-    clouds = {getattr(each, "offered_by", "") or kind for kind, each in having.items()}
+    having = [kind for kind in providers.deployable() if providers.read(kind).terraform]
+    clouds = {providers.sold_by(kind) for kind in having}
     assert clouds and clouds <= set(offers.providers())
     assert set(json.loads(providers._NOT_DEPLOYABLE.read_text())) <= set(offers.providers()) - set(clouds)
 

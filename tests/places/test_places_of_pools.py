@@ -12,6 +12,7 @@ from terraform_projects.synthesized import document_of
 
 import skyinfra as sky
 from skyinfra.compiler import compile_pools
+from skyinfra.places.candidates import account
 from skyinfra.places.choices import NAME, Choice, Choices, Refused
 
 
@@ -108,6 +109,7 @@ def test_a_place_keeps_its_module_in_another_order() -> None:
         ([sky.AWS(), sky.Local(simulate=True)], "and nothing simulated"),
         ([sky.AWS(), sky.SSH(hosts=["gpu1"])], "only clouds, containers and this machine"),
         ([sky.Container(), sky.Container()], "the same place twice"),
+        ([sky.AWS(provider="aws.lab"), sky.AWS(provider="aws.lab")], "the same place twice"),
         ([sky.AWS(), "gcp"], r"provider\[1\]: expected a provider"),
         ([sky.AWS(), sky.GCP(region="us-west9")], r"provider\[1\]"),
     ],
@@ -115,6 +117,25 @@ def test_a_place_keeps_its_module_in_another_order() -> None:
 def test_what_is_no_list_of_places_is_refused(provider: Any, says: str) -> None:
     with pytest.raises(sky.DeclarationError, match=says):
         compile_pools([pool(provider)], "s")
+
+
+AZURE: dict[str, Any] = {"ssh_public_key": f"ssh-ed25519 {'A' * 68}", "allow_cidrs": ["203.0.113.7/32"]}
+OCI = {"compartment_id": "ocid1.compartment.oc1..aaaaexample", "image": "ocid1.image.oc1..b", **AZURE}
+
+
+def test_what_differs_by_a_zone_or_an_account_of_another_name_are_two_places() -> None:
+    zones = [sky.Azure(zone=zone, **AZURE) for zone in ("1", "2")]
+    assert places(pool(zones)) == [("azure eastus", ""), ("azure eastus 2", "t__azure-eastus-2")]
+    domains = [sky.OCI(availability_domain=f"Uocm:PHX-AD-{each}", **OCI) for each in (1, 2)]
+    assert [place for place, _ in places(pool(domains))] == [
+        "oci us-phoenix-1",
+        "oci us-phoenix-1 Uocm:PHX-AD-2 aexample",
+    ]
+    of = [sky.Azure(subscription_id=f"00000000-0000-0000-0000-{each:012}", **AZURE) for each in (1, 2)]
+    assert [place for place, _ in places(pool(of))] == ["azure eastus", "azure eastus 00000002"]
+    assert [account(each) for each in of] == [each.subscription_id for each in of]
+    own = [sky.AWS(provider="aws.research"), sky.AWS(provider="aws.lab")]
+    assert [place for place, _ in places(pool(own))] == ["aws us-east-1", "aws us-east-1 aws.lab"]
 
 
 def test_own_machines_are_places_too() -> None:

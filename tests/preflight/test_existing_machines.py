@@ -56,6 +56,9 @@ def test_of_aws_those_of_the_stack_that_have_a_resource_of_the_state(cloud: Clou
     [answer] = outside("s", pool("aws", account=None), state, session=cloud.session) or []
     assert answer.id == stray and answer.where.startswith("us-east-1")
     assert answer.end == f"End it with: aws ec2 terminate-instances --region us-east-1 --instance-ids {stray}"
+    named = pool("aws", account="a 123456789012", profile="a")
+    [again] = outside("s", named, state, session=cloud.session) or []
+    assert again.end == f"{answer.end} --profile a"
     cloud.ec2.terminate_instances(InstanceIds=[stray])
     assert outside("s", pool("aws"), state, session=cloud.session) == []
 

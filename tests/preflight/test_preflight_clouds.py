@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from servers.rest import Rest, Status, serving, slow
 
 from skyinfra import providers
 from skyinfra.preflight import Line, Report, clouds, preflight
+from skyinfra.protocol.manifest import Endpoint, Manifest, ManifestNode
 from skyinfra.terraform.synthesized import SynthesizedStack
 
 KEY = "k3y-of-t3sts"
@@ -90,11 +92,17 @@ def test_what_does_not_fit(digitalocean: tuple[Rest, dict[str, str]]) -> None:
     assert line(report, "quota").result == line(report, "machine").result == line(report, "price").result == "fail"
     assert line(report, "machine").to_do == "Declare region='nyc2'."
     assert "max_hourly_cost is $20" in line(report, "price").found
-    report = check(environment, pool("digitalocean", "gpu-l40sx1-48gb", region="tor1"))
+    report = check(environment, pool("digitalocean", "gpu-l40sx1-48gb", region="tor1", accelerators_per_node=1))
     assert (
         line(report, "machine").result == "warn"
         and "does not list gpu-l40sx1-48gb now" in line(report, "machine").found
     )
+
+
+def test_a_list_of_machines_with_accelerators_says_nothing_of_others(digitalocean: tuple[Rest, dict[str, str]]) -> None:
+    _, environment = digitalocean
+    found = line(check(environment, pool("digitalocean", "s-8vcpu-32gb", region="nyc2")), "machine")
+    assert (found.result, found.to_do) == ("warn", "") and "whether it has s-8vcpu-32gb now is not known" in found.found
 
 
 def test_a_price_far_above_the_shipped_one(digitalocean: tuple[Rest, dict[str, str]]) -> None:
@@ -196,23 +204,28 @@ def test_verda_asks_for_a_token_first() -> None:
     assert rest.headers("Authorization") == {None, "Bearer t0ken"}
 
 
+@contextmanager
+def google_cloud(quotas: list[dict[str, Any]]) -> Iterator[dict[str, str]]:
+    answers = {
+        "/compute/v1/projects/research": {"name": "research"},
+        "/compute/v1/projects/research/regions/us-central1": {"quotas": quotas},
+    }
+    with serving(answers) as rest:
+        yield {
+            "GOOGLE_OAUTH_ACCESS_TOKEN": KEY,
+            "GOOGLE_PROJECT": "research",
+            "GOOGLE_COMPUTE_CUSTOM_ENDPOINT": rest.address,
+        }
+
+
 def test_google_cloud_quotas_by_the_metric_of_the_machine() -> None:
     quotas = [
         {"metric": "CPUS", "limit": 72.0, "usage": 0.0},
         {"metric": "NVIDIA_H100_GPUS", "limit": 16.0, "usage": 8.0},
         {"metric": "PREEMPTIBLE_NVIDIA_H100_GPUS", "limit": 0.0, "usage": 0.0},
     ]
-    answers = {
-        "/compute/v1/projects/research": {"name": "research"},
-        "/compute/v1/projects/research/regions/us-central1": {"quotas": quotas},
-    }
     h100 = pool("gcp", "a3-highgpu-8g", region="us-central1", accelerators_per_node=8)
-    with serving(answers) as rest:
-        environment = {
-            "GOOGLE_OAUTH_ACCESS_TOKEN": KEY,
-            "GOOGLE_PROJECT": "research",
-            "GOOGLE_COMPUTE_CUSTOM_ENDPOINT": rest.address,
-        }
+    with google_cloud(quotas) as environment:
         one, two = check(environment, h100), check(environment, {**h100, "nodes": 2})
         spot = check(environment, {**h100, "spot": True})
         other = check(environment, pool("gcp", "v5p-8", region="us-central1"))
@@ -226,6 +239,24 @@ def test_google_cloud_quotas_by_the_metric_of_the_machine() -> None:
     # Terraform may find credentials that are looked for nowhere here.
     without = check({}, h100)
     assert not without.failed and "GOOGLE_CREDENTIALS" in line(without, "credentials").found
+
+
+def test_a_quota_has_what_the_stack_has_once_and_what_its_pools_need_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    h100 = pool("gcp", "a3-highgpu-8g", region="us-central1", accelerators_per_node=8)
+    nodes = [ManifestNode(f"p-{n}", str(n), "10.0.0.1", machine_type="a3-highgpu-8g", head=not n) for n in range(2)]
+    fleet = Manifest(1, "s", "p", "gcp", Endpoint("10.0.0.1", 1), tuple(nodes), (), "secret")
+    with google_cloud([{"metric": "NVIDIA_H100_GPUS", "limit": 24.0, "usage": 16.0}]) as environment:
+        new = check(environment, {**h100, "nodes": 3})
+        monkeypatch.setattr(SynthesizedStack, "known_fleets", lambda self: {"p": fleet})
+        grown, other = check(environment, {**h100, "nodes": 3}), {**h100, "name": "q", "nodes": 2}
+        two = check(environment, {**h100, "nodes": 2}, other)
+        one = check(environment, h100, {**other, "spot": True})
+    assert line(new, "quota").result == "fail" and line(grown, "quota").result == "pass"
+    assert line(grown, "quota").found == "NVIDIA_H100_GPUS: 24 in all, 0 in use by others; the pool needs 24"
+    quotas = [each for each in two.lines if each.check == "quota"]
+    assert [each.result for each in quotas] == ["fail", "fail"]
+    assert quotas[1].found.endswith("the pool needs 16, the pools p, q together 32")
+    assert next(each for each in one.lines if each.check == "quota").result == "pass"
 
 
 def test_lambda_lists_where_it_has_capacity() -> None:

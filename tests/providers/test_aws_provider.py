@@ -75,6 +75,13 @@ def test_declared_instance_types_keep_their_order() -> None:
     assert select("L4", aws=aws).machine_types == ("g6.4xlarge", "g6.xlarge")
 
 
+def test_a_machine_that_is_no_longer_sold_to_everybody_is_named() -> None:
+    named = {"instance_types": ["p3.8xlarge"], "ami": "ami-0123456789abcdef0"}
+    selected = select("V100:4", aws=named)
+    assert (selected.machine_types, selected.hourly_cost) == (("p3.8xlarge",), 12.24)
+    assert refused(sky.NotOffered, "V100:4").field == "accelerator"
+
+
 def test_a_share_of_a_gpu() -> None:
     place = sky.AWS(instance_types=["g6f.2xlarge"], ami="ami-0123456789abcdef0")
     pool = sky.ComputePool(provider=place, accelerator="L4")
@@ -169,6 +176,9 @@ def test_refusals_say_what_would_work() -> None:
         (sky.NotSupported, None, {}, {"max_hourly_cost": 1.0, "spot": True}, "max_hourly_cost"),
         (sky.NotSupported, None, {"instance_types": ["c7i.large"]}, {"max_hourly_cost": 1.0}, "max_hourly_cost"),
         (sky.NotOffered, None, {}, {"max_hourly_cost": 0.2, "vcpus": 8}, "max_hourly_cost"),
+        (sky.InvalidField, None, {"instance_types": ["g6.xlarge"]}, {}, "provider.instance_types"),
+        (sky.InvalidField, None, {"instance_types": ["m7i.large"]}, {"vcpus": 4}, "provider.instance_types"),
+        (sky.InvalidField, None, {"instance_types": ["m7i.large"]}, {"memory_gb": 16}, "provider.instance_types"),
     ],
 )
 def test_what_cannot_be(
@@ -235,6 +245,13 @@ def test_named_types_work_in_regions_whose_prices_are_not_known(region: str) -> 
         max_hourly_cost=99.0,
     )
     assert "is not known here" in str(capped)
+
+
+def test_a_named_machine_without_accelerators_is_as_large_as_declared_or_not_known() -> None:
+    assert select(aws={"instance_types": ["m7i.large"]}, vcpus=2, memory_gb=8.0).machine_types == ("m7i.large",)
+    assert select(aws={"instance_types": ["c7i.large"]}, vcpus=64).machine_types == ("c7i.large",)
+    with_gpu = refused(sky.InvalidField, aws={"instance_types": ["g6f.xlarge"], "ami": "ami-0123456789abcdef0"})
+    assert "carries 1/8 L4" in str(with_gpu) and 'accelerator="L4:1"' in str(with_gpu)
 
 
 def test_machines_without_accelerators_cost_what_is_known_of_their_partition() -> None:

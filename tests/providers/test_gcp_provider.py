@@ -340,3 +340,16 @@ def test_what_its_api_refuses_is_known(cause: str, said: str) -> None:
     [found] = refusals([("module.p.google_compute_instance.node", f"Error: {said}")])
     assert found.cause == cause
     assert found.hint in {row["hint"] for row in read("gcp").errors}
+
+
+@pytest.mark.parametrize(("zone", "elsewhere"), [("us-central1-a", False), ("us-central10-a", True)])
+def test_a_price_of_the_region_is_one_of_its_zones(zone: str, elsewhere: bool) -> None:
+    machine = providers.machines_of("google_compute_instance", {"machine_type": "a2-highgpu-8g", "zone": zone})
+    assert machine is not None and machine.price is not None
+    assert (machine.price.region, machine.elsewhere) == ("us-central1", elsewhere)
+
+
+def test_the_price_of_a_slice_that_runs() -> None:
+    machine = providers.machines_of("google_tpu_v2_vm", {"accelerator_type": "v5p-8", "zone": "us-east5-a"})
+    assert machine is not None and machine.provider == "gcptpu" and machine.price is not None
+    assert (machine.price.usd_per_hour, machine.elsewhere) == (17.83782, True)

@@ -79,6 +79,7 @@ def test_a_runner_without_its_hash_is_refused_with_the_way_to_one(runner: str | 
     [
         ({}, {"spot": True}, ["RunPod has no spot machines", "aws"]),
         ({}, {"accelerator": "H100/3g.40gb"}, ["nobody may partition a GPU on RunPod"]),
+        ({}, {"accelerator": "MI300X/CPX"}, ["nobody may partition a GPU on RunPod"]),
         ({}, {"labels": {"team": "ml"}}, ["pods have no labels"]),
         ({}, {"accelerator": "Trainium2:16"}, ["accelerator"]),
         ({}, {"vcpus": 64}, ["vCPUs", "cpu3g-32-128"]),

@@ -78,6 +78,7 @@ def test_the_user_data_are_the_entry_of_a_container_and_fit() -> None:
         ({"bid": 1}, {}, ["provider.bid", "spot=True"]),
         ({"bid": 2}, {"spot": True, "max_hourly_cost": 1}, ["above max_hourly_cost"]),
         ({}, {"accelerator": "H100/3g.40gb"}, ["nobody may partition a GPU on Vast.ai"]),
+        ({}, {"accelerator": "MI300X/CPX"}, ["nobody may partition a GPU on Vast.ai"]),
         ({}, {"labels": {"team": "ml"}}, ["instances have no labels"]),
         ({}, {"accelerator": None}, ["no machines without accelerators"]),
         ({}, {"accelerator": "Trainium2:16"}, ["accelerator"]),

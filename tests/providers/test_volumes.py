@@ -172,6 +172,15 @@ def test_machines_that_take_hyperdisks_alone() -> None:
     assert compile_pool(sky.ComputePool(**made, volumes={"/data": fits}), "s")
 
 
+@pytest.mark.parametrize("machine", ["n2-standard-48", "n2d-standard-8", "e2-standard-4", "n1-standard-8"])
+def test_machines_that_take_no_hyperdisks(machine: str) -> None:
+    named: dict[str, Any] = {"name": "p", "provider": sky.GCP(zones=["us-central1-a"], instance_types=[machine])}
+    hyperdisk = {"/data": volume(CENTRAL, kind="hyperdisk-balanced")}
+    refused = said(lambda: compile_pool(sky.ComputePool(**named, volumes=hyperdisk), "s"))
+    assert f"{machine} takes no hyperdisk-balanced" in refused and "Kinds: pd-balanced, pd-ssd, pd-standard" in refused
+    assert compile_pool(sky.ComputePool(**named, volumes={"/data": volume(CENTRAL)}), "s")
+
+
 def step_of(text: str) -> dict[str, Any]:
     document = json.loads(written(text)["/opt/skyinfra/steps.json"])
     [found] = [each for each in document["steps"] if each["operation"] == "mount"]
