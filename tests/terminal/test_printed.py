@@ -298,6 +298,25 @@ def test_what_dask_warns_of_is_not_printed(monkeypatch: pytest.MonkeyPatch) -> N
         assert shown(monkeypatch) == (0, "of my.module\n")
 
 
+class Interrupted(io.StringIO):
+    """Input that Ctrl-C ends."""
+
+    def readline(self, *_: Any) -> str:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "said"), [(io.StringIO, 1, "Aborted!\n"), (Interrupted, 130, "interrupted\n")]
+)
+def test_ctrl_c_at_a_question_interrupts(
+    monkeypatch: pytest.MonkeyPatch, given: type[io.StringIO], code: int, said: str
+) -> None:
+    monkeypatch.setattr(sys, "stdin", given())
+    monkeypatch.setattr(commands, "app", lambda **_: typer.confirm("Deploy?", err=True))
+    ended, text = shown(monkeypatch, terminal=False)
+    assert ended == code and text.endswith(said)
+
+
 LINE = """
 import sys, typer
 from skyinfra import cli
