@@ -11,7 +11,7 @@ import stat
 import sys
 from array import array
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
@@ -92,9 +92,19 @@ def guarded() -> Iterator[None]:
     try:
         yield
     finally:
-        for stream in streams:
-            stream.settle()
         sys.stdout, sys.stderr = before
+        for stream in streams:
+            _written_out(stream)
+
+
+def _written_out(stream: Guarded) -> None:
+    """Writes what waits in *stream*; nothing more where its reader has gone, which Python would say when it ends."""
+    with suppress(AttributeError, OSError, ValueError):  # there is none
+        try:
+            stream.settle()
+            stream.flush()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def write_output(stream: TextIO, text: str) -> None:

@@ -21,7 +21,7 @@ output "fleet" {
     group_nodes                    = local.elastic ? coalesce(var.min_nodes, 0) : local.grouped ? var.node_count : 0
     }, local.elastic ? { max_nodes = var.node_count } : {}, {
     # A client that does not reach that address goes through Session Manager.
-    for name, via in { via = { kind = "ssm", target = aws_instance.head.id, region = substr(aws_instance.head.availability_zone, 0, length(aws_instance.head.availability_zone) - 1) } } : name => via if length(var.allow_cidrs) == 0
+    for name, via in { via = { kind = "ssm", target = aws_instance.head.id, region = terraform_data.place.output.region } } : name => via if length(var.allow_cidrs) == 0
   })
 }
 

@@ -6,7 +6,7 @@ locals {
   # What the place of the nodes is part of. In another one it has another name: it is made before the one that it replaces,
   # as everything that an instance template refers to, and Google has each name once.
   placed = {
-    for each in ["head", "nodes"] : each => var.pool.subnetwork == null ? "${local.prefix}-${each}" : "${local.prefix}-${substr(each, 0, 1)}${substr(sha256(var.pool.subnetwork), 0, 4)}"
+    for each in ["head", "nodes", "shell"] : each => var.pool.subnetwork == null ? "${local.prefix}-${each}" : "${local.prefix}-${substr(each, 0, 1)}${substr(sha256(var.pool.subnetwork), 0, 4)}"
   }
 }
 
@@ -57,7 +57,9 @@ resource "google_compute_firewall" "this" {
       ranges = length(var.pool.allow_cidrs) > 0 ? var.pool.allow_cidrs : ["35.235.240.0/20"]
       ports  = concat([tostring(var.pool.scheduler_port)], length(var.pool.allow_cidrs) > 0 && var.pool.ssh_public_key == "" ? [] : ["22"])
     }
-  } : who => rule if length(var.pool.network_tags) == 0 }
+    # Where no address of the head is open that leads on to the others.
+    shell = { tags = null, ranges = ["35.235.240.0/20"], ports = ["22"] }
+  } : who => rule if length(var.pool.network_tags) == 0 && (who != "shell" || length(var.pool.allow_cidrs) == 0) }
 
   name          = local.placed[each.key]
   network       = local.network

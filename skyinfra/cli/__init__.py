@@ -33,12 +33,11 @@ def main() -> None:
         except SkyinfraError as error:
             _explain(error)
             sys.exit(error.exit_code)
-        except KeyboardInterrupt:
-            sys.stderr.write("interrupted\n")
-            sys.exit(130)
-        except typer.Abort:
-            sys.stderr.write("Aborted!\n")
-            sys.exit(1)
+        except (KeyboardInterrupt, typer.Abort) as error:
+            # A question takes Ctrl-C as it takes the end of its input, and says that it was aborted.
+            by_hand = any(isinstance(each, KeyboardInterrupt) for each in (error, error.__context__))
+            sys.stderr.write("interrupted\n" if by_hand else "Aborted!\n")
+            sys.exit(130 if by_hand else 1)
         except Exception as error:  # noqa: BLE001 - the boundary to a person
             if hasattr(error, "format_message"):  # of typer, or of the click that older ones use
                 _misused(error)

@@ -205,18 +205,21 @@ def resume(
 ) -> None:
     """Run the jobs that had not ended when the fleet before did, as they were kept. From their begin.
 
-    `skyinfra destroy`, `jobs keep` and `watch` keep them.
+    `skyinfra destroy`, `jobs keep` and `watch` keep them. Exit code 1 where one does not go on.
     """
     project = Project.find()
     stack = project.stack(fleet.partition("/")[0])
     pool = fleet.partition("/")[2] or stack.only_pool
     store = store_of(stack, project.base_of(stack))
-    sys.stdout.write(f"{stack.name}/{pool}: {resumed(stack, pool, store, selected or ())}\n")
+    words, whole = resumed(stack, pool, store, selected or ())
+    (sys.stdout if whole else sys.stderr).write(f"{stack.name}/{pool}: {words}\n")
+    if not whole:
+        raise typer.Exit(1)
 
 
-def resumed(stack: SynthesizedStack, pool: str, store: Store, selected: Sequence[str] = ()) -> str:
+def resumed(stack: SynthesizedStack, pool: str, store: Store, selected: Sequence[str] = ()) -> tuple[str, bool]:
     """Leaves kept jobs that had not ended, or those *selected*, with the fleet of *pool*. Returns what became of them,
-    in words. Raises what `client.unfinished.resume` does."""
+    in words, and whether all go on. Raises what `client.unfinished.resume` does."""
     from skyinfra.client import open_questions
     from skyinfra.client.unfinished import resume
 
@@ -225,7 +228,7 @@ def resumed(stack: SynthesizedStack, pool: str, store: Store, selected: Sequence
     words = [f"jobs that go on: {', '.join(kept.done) or 'none'}"]
     words += [f"{kept.already} there already"] if kept.already else []
     words += [f"{job} does not: {why}" for job, why in kept.problems.items()]
-    return "; ".join(words)
+    return "; ".join(words), not kept.problems
 
 
 @app.command()

@@ -27,7 +27,15 @@ from skyinfra.cli.options import (
     seconds,
     takes_records,
 )
-from skyinfra.errors import InvalidField, NotOffered, NotSupported, PoolNotFound, did_you_mean
+from skyinfra.errors import (
+    CapacityUnavailable,
+    CloudRefused,
+    InvalidField,
+    NotOffered,
+    NotSupported,
+    PoolNotFound,
+    did_you_mean,
+)
 from skyinfra.offers import Offer, Query
 from skyinfra.terminal import packings, tables
 from skyinfra.terminal.offers import SELECTED, deploys, offer_document, offer_table, remarks
@@ -234,11 +242,22 @@ def _buy(inputs: PoolInputs, found: dict[str, Block], given: str, auto_approve: 
 
 
 def _wait(inputs: PoolInputs) -> None:
-    """Returns when the declared block has begun; says why it has not, each reason once."""
+    """Returns when the declared block has begun; says why it has not, where that has changed.
+
+    AWS has to answer once; from then on what it does not answer is waited for.
+    """
     from skyinfra.preflight.capacity import begun
 
-    said = None
-    while (why := begun(inputs)) is not None:
+    said: str | None = None
+    while True:
+        try:
+            why = begun(inputs)
+        except CloudRefused as error:
+            if said is None or isinstance(error, CapacityUnavailable):
+                raise
+            why = str(error)
+        if why is None:
+            break
         if why != said:
             tables.say(f"{inputs.stack}/{inputs.pool}: {why}", to_stderr=True)
             said = why

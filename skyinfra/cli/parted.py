@@ -171,11 +171,11 @@ def _said(layout: str | None) -> str:
 
 
 def _string(name: str, gpus: int, written: dict[int, str | None]) -> str | None:
-    """Returns the accelerator string; None where not every GPU has partitions, for which there is no string."""
-    texts = [text for text in written.values() if text]
-    if len(texts) < gpus:
-        return f"{name}:{gpus}" if set(written.values()) == {None} and len(written) == gpus else None
-    return f"{name}:{gpus}/{_joined(texts)}"
+    """Returns the accelerator string; None where a GPU stays as it is, or has MIG without partitions: there is none."""
+    texts = [OFF if text is None else text for text in written.values()]
+    if len(texts) < gpus or not all(texts):
+        return None
+    return f"{name}:{gpus}" if set(texts) == {OFF} else f"{name}:{gpus}/{_joined(texts)}"
 
 
 def _joined(texts: Sequence[str]) -> str:

@@ -60,12 +60,14 @@ def render(
     declared = Project.find(project)
     found = synthesized(declared)
     selected = (declared.stack(stack, stacks=found),) if stack else found
+    # Modules beside them are of other constructs.
+    pools = [(each, pool["name"]) for each in selected for pool in each.pools]
     if cluster is not None:
-        rows = [row for each in selected for pool in each.modules for row in cluster_files(each, pool, out, cluster)]
+        rows = [row for each, pool in pools for row in cluster_files(each, pool, out, cluster)]
     elif module:
-        rows = [row for each in selected for pool in each.modules for row in module_files(each, pool, out, wanted)]
+        rows = [row for each, pool in pools for row in module_files(each, pool, out, wanted)]
     else:
-        rows = [row for each in selected for pool in each.modules for row in pool_files(each, pool, out, wanted)]
+        rows = [row for each, pool in pools for row in pool_files(each, pool, out, wanted)]
     if as_json:
         tables.print_document({"files": rows})
         return

@@ -16,7 +16,7 @@ from rich.markup import escape
 from skyinfra.cli.options import Fleet, Fleets, Json, Since, Wide
 from skyinfra.cli.stacks import show_orphans
 from skyinfra.deploy.fleet_status import block_status, orphan_status, plain, stack_status
-from skyinfra.deploy.kept import gone_spent, stack_spent
+from skyinfra.deploy.kept import gone_spent, gone_stacks, stack_spent
 from skyinfra.deploy.missing_nodes import MOST_AN_HOUR
 from skyinfra.deploy.orphans import find_orphans
 from skyinfra.errors import InvalidField, ProjectError, counted
@@ -74,9 +74,9 @@ def cost(fleet: Fleets = None, since: Since = None, as_json: Json = False, wide:
     with working("cost: Terraform's outputs, and the heads"):
         selected = [each for each in every if name in ("", each.name)]
         found = [stack_spent(each, project.base_of(each), pool, begin) for each in selected] if project else []
-        gone = gone_spent(name, pool, begin) if name and not found else None
-    found += [gone] if gone else []
-    if name and not found:
+        gone = ({name} if name else gone_stacks()) - {each.name for each in every}
+        found += filter(None, [gone_spent(each, pool, begin) for each in sorted(gone)])
+    if not found and (name or project is None):
         Project.find().stack(name, stacks=every)  # says what there is
     if as_json:
         tables.print_document({"since": since and day_of(begin), "stacks": found})

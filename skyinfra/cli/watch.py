@@ -110,7 +110,7 @@ class _Watching:
             raise
         self.stack = failover.stack
         wait_for_nodes(self.stack, self.patience)
-        words = resumed(self.stack, pool, store)
+        words, _ = resumed(self.stack, pool, store)
         Seen().write(store, pool)
         where = next((each.get("place") for each in self.stack.pools if each["name"] == pool), None)
         text = f"is back{f' at {where}' if where else ''}; {words}"

@@ -11,7 +11,7 @@ import io
 import json
 import tempfile
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,7 @@ _SUBMISSION, _CALL, _FILES = "submission.json", "call", "files"
 # What stands in the file of a job that has ended, until it is removed.
 _ENDED = b"{}"
 _REPEATED = "the fleet that it ran on is gone"
+_NONE = "nothing is kept of it that this version of skyinfra can read"
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,8 @@ def unfinished(store: Store, pool: str) -> list[Unfinished]:
 
 
 def resume(fleet: Questions, store: Store, selected: Collection[str] = ()) -> Kept:
-    """Leaves the kept jobs that had not ended, or those *selected* by name or id, with the head of *fleet*.
+    """Leaves the kept jobs that had not ended, or those *selected* by name, by id or by how that begins, with the head
+    of *fleet*.
 
     Those that it has already, it leaves alone, and a job that could not be left with it stays kept. Raises what the
     store raises, and `FleetUnreachable`.
@@ -123,8 +125,10 @@ def resume(fleet: Questions, store: Store, selected: Collection[str] = ()) -> Ke
     known = {each.id for each in fleet.jobs()}
     readable, others = _readable(store, pool)
     kept.problems = dict.fromkeys(() if selected else others, "this version of skyinfra cannot read what is kept of it")
+    wanted = {word: _named(readable, word) for word in selected}
+    kept.problems |= dict.fromkeys((word for word in wanted if not wanted[word]), _NONE)
     for each in readable:
-        if selected and not {each.info.name, each.info.id} & set(selected):
+        if selected and not any(each in found for found in wanted.values()):
             continue
         if each.info.id in known:
             kept.already += 1
@@ -136,6 +140,12 @@ def resume(fleet: Questions, store: Store, selected: Collection[str] = ()) -> Ke
         else:
             kept.done.append(each.info.name)
     return kept
+
+
+def _named(among: Sequence[Unfinished], word: str) -> list[Unfinished]:
+    """Returns those that have this name or id; else the one whose id begins so."""
+    begin = [each for each in among if word and each.info.id.startswith(word)]
+    return [each for each in among if word in (each.info.name, each.info.id)] or (begin if len(begin) == 1 else [])
 
 
 def _name(pool: str, info: JobInfo, file: str) -> str:

@@ -449,6 +449,12 @@ def gone_spent(stack: str, pool: str = "", since: float = 0.0) -> dict[str, Any]
     return summed(stack, pools) if pools else None
 
 
+def gone_stacks() -> set[str]:
+    """Returns the stacks of which this folder keeps what they have cost."""
+    names = local_store(Path.cwd(), "").names("")
+    return {name.partition("/")[0] for name in names if name.endswith(f"/{_SPENT}")}
+
+
 def _folder(pool: str, info: JobInfo) -> str:
     return f"{pool}/{info.key}"
 

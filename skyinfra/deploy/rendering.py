@@ -8,7 +8,7 @@ from typing import Any
 
 from skyinfra.bootstrap import Form, bundled, clusters, converted, runner_wheel, sizes, steps
 from skyinfra.errors import InvalidField, NotSupported, ProjectError, at, written
-from skyinfra.terraform.expressions import file_of, plain
+from skyinfra.terraform.expressions import file_of, is_reference, plain
 from skyinfra.terraform.synthesized import SynthesizedStack
 
 _USER_DATA = {"user_data_head": "head", "user_data_worker": "worker"}
@@ -17,9 +17,20 @@ _UP = "../../../"
 _CALL = ("source", "providers", "version", "depends_on", "for_each", "count")
 
 
-def _inputs(stack: SynthesizedStack, pool: str, form: Form | None) -> dict[str, Any]:
-    """Returns the inputs of the pool's module, with user data of that *form*."""
-    inputs = {key: _declared(stack, value) for key, value in stack.modules[pool].items() if key not in _CALL}
+def _inputs(stack: SynthesizedStack, pool: str, out: Path | None, form: Form | None) -> dict[str, Any]:
+    """Returns the inputs of the pool's module, with user data of that *form*.
+
+    Raises `NotSupported` for outputs of other constructs that would be written below *out*.
+    """
+    given = {key: value for key, value in stack.modules[pool].items() if key not in _CALL}
+    if out is not None and (outputs := [key for key, value in given.items() if is_reference(value)]):
+        raise NotSupported(
+            "no file of variables holds outputs of other constructs, which Terraform alone knows",
+            field=f"{stack.name}/{pool}",
+            given=", ".join(outputs),
+            hint="Declare their values, or deploy the stack as it is.",
+        )
+    inputs = {key: _declared(stack, value) for key, value in given.items()}
     if inputs.get("runner_file"):
         # It is written beside the variables.
         inputs["runner_file"] = Path(inputs["runner_file"]).name
@@ -36,7 +47,7 @@ def module_files(stack: SynthesizedStack, pool: str, out: Path | None, form: For
     # Paths were relative to the synthesized stack, three folders below the project.
     inputs = {
         key: value.removeprefix(_UP) if isinstance(value, str) else value
-        for key, value in _inputs(stack, pool, form).items()
+        for key, value in _inputs(stack, pool, out, form).items()
     }
     # Terraform begins in the module itself, so those that it calls stand below it.
     own, *called = bundled.modules([source.name], source.parent)
@@ -60,7 +71,7 @@ def _json(document: object) -> bytes:
 
 
 def pool_files(stack: SynthesizedStack, pool: str, out: Path | None, form: Form | None) -> list[dict[str, Any]]:
-    inputs = _inputs(stack, pool, form)
+    inputs = _inputs(stack, pool, out, form)
     texts = {}
     for key, role in _USER_DATA.items():
         text = str(inputs.get(key) or "")

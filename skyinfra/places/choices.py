@@ -98,11 +98,15 @@ class Choices:
             file.unlink(missing_ok=True)
             return made
         descriptor, part = tempfile.mkstemp(prefix=f".{NAME}.", dir=self.folder)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-            json.dump({"version": _VERSION, "fleets": kept}, stream, indent=2, sort_keys=True)
-            stream.write("\n")
-        Path(part).chmod(0o644)
-        Path(part).replace(file)
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+                json.dump({"version": _VERSION, "fleets": kept}, stream, indent=2, sort_keys=True)
+                stream.write("\n")
+            Path(part).chmod(0o644)
+            Path(part).replace(file)
+        except BaseException:
+            Path(part).unlink(missing_ok=True)
+            raise
         return made
 
     def without(self, stack: str) -> None:

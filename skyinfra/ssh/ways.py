@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import socket
 import sys
@@ -78,7 +79,9 @@ def _by_the_cloud(manifest: Manifest, node: ManifestNode, user: str | None) -> W
             *([f"--zone={node.zone}"] if node.zone else []),
             *([f"--project={via.project}"] if via.project else []),
         ]
-        return Way(node.name, login, ("gcloud", "compute", "start-iap-tunnel", node.name, "%p", *_STDIO, *place))
+        # The target is the instance of the head: the name of its node, and the suffix that all of the fleet have.
+        name = f"{node.name}{via.target.partition(head_of(manifest).name)[2]}"
+        return Way(name, login, ("gcloud", "compute", "start-iap-tunnel", name, "%p", *_STDIO, *place))
     line = session_line(manifest, node, ())
     if line is None:
         return None
@@ -89,8 +92,9 @@ def session_line(manifest: Manifest, node: ManifestNode, command: Sequence[str])
     """Returns the ``aws ssm start-session`` command; None for another provider."""
     if manifest.provider != "aws" or not node.id:
         return None
-    # A zone is its region with a letter.
-    region = [f"--region={node.zone[:-1]}"] if node.zone else []
+    # A zone begins with its region: us-east-1a, us-west-2-lax-1a, us-east-1-wl1-bos-wlz-1.
+    found = re.match(r"[a-z]+(-[a-z]+)+-\d+", node.zone or "")
+    region = [f"--region={found[0]}"] if found else []
     remote = (
         ["--document-name", "AWS-StartInteractiveCommand", "--parameters", f"command={shlex.join(command)}"]
         if command

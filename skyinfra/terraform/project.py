@@ -138,11 +138,11 @@ class Project:
             )
             if result.returncode != 0 or not self._manifest.exists():
                 reads.forget()
+            sys.stderr.write(result.stdout)
             if result.returncode != 0:
                 raise _app_failure(self.app, result.returncode, result.stderr)
             if os.environ.get("SKYINFRA_DEBUG"):
                 sys.stderr.write(result.stderr)
-            sys.stderr.write(result.stdout)
             if not self._manifest.exists():
                 raise AppFailed(
                     f"`{self.app}` ended without an error, and wrote no stacks to {self.output}",

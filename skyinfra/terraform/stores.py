@@ -88,10 +88,14 @@ class _Folder:
                     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             refuse_shared(self._folder.parent)
             descriptor, part = tempfile.mkstemp(suffix=".part", dir=file.parent)
-            with os.fdopen(descriptor, "wb") as stream:
-                while data := content.read(2**20):
-                    stream.write(data)
-            Path(part).replace(file)
+            try:
+                with os.fdopen(descriptor, "wb") as stream:
+                    while data := content.read(2**20):
+                        stream.write(data)
+                Path(part).replace(file)
+            except BaseException:
+                Path(part).unlink(missing_ok=True)
+                raise
 
     def remove(self, name: str) -> None:
         """See `Store.remove`."""

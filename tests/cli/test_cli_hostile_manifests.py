@@ -228,12 +228,12 @@ def test_words_stand_behind_dashes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Even one that nobody checked is no option."""
     evil = "-oProxyCommand=touch ran"
     monkeypatch.setattr(ways, "_answers", lambda address: False)
-    node = dataclasses.replace(HEAD, address=evil, public_address=None, ssh=Login(), id=evil, zone=f"{evil}a")
+    node = dataclasses.replace(HEAD, address=evil, public_address=None, ssh=Login(), id=evil, zone=evil)
     fleet = dataclasses.replace(FLEET, provider="ssh", nodes=(node,))
     line = ways.ssh_line(fleet, node, ("ls", "-l"), user=None)
     assert line is not None and line[line.index("--") :] == ["--", evil, "ls -l"]
     aws = ways.session_line(dataclasses.replace(fleet, provider="aws"), node, ())
-    assert aws is not None and evil not in aws and f"--target={evil}" in aws and f"--region={evil}" in aws
+    assert aws is not None and evil not in aws and f"--target={evil}" in aws
     head = Endpoint("10.0.0.1", 8786)
     ssh = port_forward.command(Via("ssh", evil), head, 1)
     assert ssh[-2:] == ["--", evil]

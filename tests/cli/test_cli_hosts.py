@@ -106,12 +106,13 @@ def test_the_way_of_the_cloud_where_no_port_is_open(home: Path, answering: set[s
         "--parameters portNumber=%p",
     ]
     nodes = tuple(replace(node, zone="europe-west4-a") for node in FLEET.nodes)
-    gcp = replace(FLEET, provider="gcp", nodes=nodes, via=Via("iap", "p-0", zone="europe-west4-a", project="lab"))
+    via = Via("iap", "p-0-1a2b3c", zone="europe-west4-a", project="lab")
+    gcp = replace(FLEET, provider="gcp", nodes=nodes, via=via)
     configure(gcp, tmp_path / "fleet.json")
     assert hosts(home)["s-p-p-1"] == [
-        "HostName p-1",
+        "HostName p-1-1a2b3c",
         "User ubuntu",
-        "ProxyCommand gcloud compute start-iap-tunnel p-1 %p --listen-on-stdin --verbosity=warning "
+        "ProxyCommand gcloud compute start-iap-tunnel p-1-1a2b3c %p --listen-on-stdin --verbosity=warning "
         "--zone=europe-west4-a --project=lab",
     ]
     behind = replace(FLEET, provider="verda", via=Via("ssh", "me@gateway", port=2200))

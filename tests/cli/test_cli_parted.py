@@ -82,7 +82,10 @@ def test_import_without_an_accelerator_prints_what_the_file_says(file: Path) -> 
     assert shown["entries"] == yaml.safe_load(FILE)["mig-configs"]["mixed"]
 
 
-@pytest.mark.parametrize("accelerator", ["H100:8/3g.40gb*2", "H100:2/7g.80gb*1|1g.10gb*7", "A30/2g.12gb*2"])
+@pytest.mark.parametrize(
+    "accelerator",
+    ["H100:8/3g.40gb*2", "H100:2/7g.80gb*1|1g.10gb*7", "H100:2/off|1g.10gb*7", "A30/2g.12gb*2"],
+)
 def test_export_and_import_give_the_accelerator_back(accelerator: str, tmp_path: Path) -> None:
     out, err = run("export", accelerator, "--label", "mine")
     assert err == ""

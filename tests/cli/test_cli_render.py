@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -150,6 +151,24 @@ def test_a_module_is_a_folder_for_terraform(project: Path, tmp_path: Path, terra
         done = subprocess.run([terraform_program, *command], cwd=here, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr + done.stdout
     assert re.search(r"Plan: \d+ to add, 0 to change, 0 to destroy", done.stdout)
+
+
+def test_other_modules_of_the_stack_are_no_pools(project: Path, tmp_path: Path) -> None:
+    """docs/declaration.md has one beside its pools, which take outputs of it."""
+    shutil.copytree(project, tmp_path / "beside")
+    file = tmp_path / "beside" / "cdktf.out" / "stacks" / "s" / "cdk.tf.json"
+    document = json.loads(file.read_text())
+    document["module"]["vpc"] = {"source": "terraform-aws-modules/vpc/aws", "cidr": "10.0.0.0/16"}
+    file.write_text(json.dumps(document))
+    for way in ([], ["--module"], ["--format", "sbatch"]):
+        written = render(tmp_path / "beside", *way, "--out", str(tmp_path / "out"), "--json")
+        assert {row["fleet"] for row in json.loads(written)["files"]} == {"s/gpu", "s/here"}
+    document["module"]["gpu"] |= {"vpc_id": "${local.gpu_vpc_id}", "subnet_ids": "${local.gpu_subnet_ids}"}
+    file.write_text(json.dumps(document))
+    for way in ([], ["--module"]):
+        text = render(tmp_path / "beside", *way, "--out", str(tmp_path / "out"), code=2)
+        assert text.startswith("s/gpu: no file of variables holds outputs") and "subnet_ids" in text
+    assert "s-gpu.head.yaml" in render(tmp_path / "beside", "--sizes")
 
 
 def test_a_module_needs_a_folder(project: Path) -> None:

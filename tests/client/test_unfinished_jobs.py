@@ -8,12 +8,16 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from local_fleets.running_node import BIG, RunningNode, h100, until
 from tasks_on_nodes.jobs import add, starts, wait_for
+from typer.testing import CliRunner
 
 import skyinfra as sky
+from skyinfra.cli import jobs as command
+from skyinfra.cli.app import app
 from skyinfra.client.files import send_project
 from skyinfra.client.jobs import Line
 from skyinfra.client.pool import Pool
@@ -103,7 +107,9 @@ def test_what_was_synced_goes_with_them(make_node: Make, tmp_path: Path, store: 
     second.boot()
     (tmp_path / "open").touch()
     with second.pool() as pool:
-        assert resume(asked(pool), store, ["one"]).done == ["one"]
+        (one,) = (each.info for each in unfinished(store, "mig") if each.info.name == "one")
+        done = resume(asked(pool), store, [one.id[:12], "three"])
+        assert (done.done, set(done.problems), done.already) == (["one"], {"three"}, 0)
         assert pool.job("one").result(timeout=60) == ("hello", 10_240_000)
         # It needs none of the files any more, and the other one does.
         assert kept(pool, store) == [] and [each.info.name for each in unfinished(store, "mig")] == ["two"]
@@ -133,6 +139,24 @@ def test_what_cannot_go_on_says_why_and_stays(make_node: Make, tmp_path: Path, s
         assert done.problems["other"] == "this version of skyinfra cannot read what is kept of it"
         assert pool.job("good").result(timeout=60) == "good"
     assert {each.info.name for each in unfinished(store, "mig")} == {"taken", "lost", "good"}
+
+
+def test_the_command_ends_with_1_where_a_job_does_not_go_on(
+    make_node: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: Store
+) -> None:
+    head = make_node(accelerator=h100(BIG))
+    head.boot()
+    with head.pool() as pool:
+        manifest = asked(pool).manifest
+        stack = SimpleNamespace(name="demo", fleet=lambda _: manifest)
+        project = SimpleNamespace(stack=lambda _: stack, base_of=lambda _: tmp_path)
+        monkeypatch.setattr(command.Project, "find", lambda: project)
+        monkeypatch.setattr(command, "store_of", lambda *_: store)
+        done = CliRunner().invoke(app, ["jobs", "resume", "demo/mig", "never"])
+        assert done.exit_code == 1, done.output
+        assert "jobs that go on: none; never does not: nothing is kept of it" in done.stderr
+        done = CliRunner().invoke(app, ["jobs", "resume", "demo/mig"])
+        assert (done.exit_code, done.stdout) == (0, "demo/mig: jobs that go on: none\n")
 
 
 def test_files_of_jobs_that_another_version_has_kept_stay(make_node: Make, tmp_path: Path, store: Store) -> None:

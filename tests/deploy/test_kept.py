@@ -153,6 +153,7 @@ def test_the_encryption_and_the_workspace_are_those_of_the_state(
     for late in (store, local_store(tmp_path, "demo")):
         with pytest.raises((sky.CloudRefused, sky.ProjectError), match=r"the time was up|Error"):
             late.write("mig/b/output.log", kept._Timed(io.BytesIO(b"slow"), time.monotonic() - 1))
+    assert not [*tmp_path.rglob("*.part")]
     bare = {"bucket": "b", "key": "k", "region": "r"}
     assert jobs_prefix(bare) == "k/jobs/"
 

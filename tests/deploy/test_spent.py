@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 from front_ends.schemas import valid
 from terraform_projects.synthesized import document_of
+from typer.testing import CliRunner
 
 import skyinfra as sky
+from skyinfra.cli.app import app
 from skyinfra.deploy.cost import cost_of
 from skyinfra.deploy.spending import PricedHours, fleet_spent, pool_spent, priced_hours, so_far, summed, with_kept
 from skyinfra.errors import InvalidField
@@ -348,8 +350,16 @@ def test_the_store_keeps_the_hours(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert (pool["hours"], pool["usd"], pool["source"]) == (5, pytest.approx(5 * H100), "kept")
     assert pool["jobs"][0]["name"] == "j"
     assert kept.gone_spent("s", "other") is None and kept.gone_spent("never") is None
+    # Where there is no project, as where a `with` block was.
+    shown = json.loads(CliRunner().invoke(app, ["cost", "--json"]).stdout)
+    assert [(each["stack"], each["usd"]) for each in shown["stacks"]] == [("s", pytest.approx(5 * H100))]
     file = tmp_path / ".skyinfra/.jobs/s/p/spent.json"
     assert oct(file.stat().st_mode & 0o777) == "0o600"
     file.write_text("{")
     with pytest.raises(sky.ProjectError, match=r"spent\.json: cannot be read"):
         kept.gone_spent("s")
+
+
+def test_where_there_is_no_project_and_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert isinstance(CliRunner().invoke(app, ["cost"]).exception, sky.ProjectNotFound)

@@ -388,11 +388,16 @@ def test_the_network_is_closed_but_for_who_is_let_in(bed: Bed) -> None:
 
     closed = rules()
     assert closed["head"]["source_ranges"] == ["35.235.240.0/20"]
+    # A shell on every node, and nothing else.
+    shell = closed["shell"]
+    assert (shell["source_ranges"], shell["allow"][0]["ports"]) == (["35.235.240.0/20"], ["22"])
+    assert shell["target_tags"] == instances(bed)["train-0"]["tags"][:1] == closed["nodes"]["target_tags"]
     fleet = bed.output("fleet")
     assert fleet["via"]["kind"] == "iap" and fleet["via"]["target"].startswith("train-0-")
     assert fleet["head"]["address"] == fleet["nodes"][0]["address"] == fleet["nodes"][0]["address"]
     assert instances(bed)["train-0"]["network_interface"][0]["access_config"] == []
     opened = rules(allow_cidrs=["203.0.113.0/24"])
+    assert set(opened) == {"head", "nodes"}
     assert opened["head"]["source_ranges"] == ["203.0.113.0/24"] and opened["head"]["allow"][0]["ports"] == ["8786"]
     fleet = bed.output("fleet")
     assert "via" not in fleet and fleet["head"]["address"] == fleet["nodes"][0]["public_address"]

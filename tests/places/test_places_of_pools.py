@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -208,3 +209,18 @@ def test_choices_that_many_commands_write_at_once_all_stay(tmp_path: Path) -> No
     assert {name: each.nodes for name, each in Choices.read(tmp_path).fleets.items()} == {
         f"s{n}/t": n for n in range(1, 41)
     }
+
+
+def test_choices_that_cannot_be_written_leave_the_file_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Choices.read(tmp_path).having("s/t", Choice(nodes=2))
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(json, "dump", full)
+    with pytest.raises(OSError, match="No space"):
+        Choices.read(tmp_path).having("s/t", Choice(nodes=3))
+    assert [file.name for file in tmp_path.iterdir()] == [NAME]
+    assert Choices.read(tmp_path).of("s/t").nodes == 2

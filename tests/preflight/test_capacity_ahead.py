@@ -9,6 +9,7 @@ from typing import Any
 
 import boto3
 import pytest
+from botocore.exceptions import EndpointConnectionError
 from front_ends.schemas import valid
 from moto_aws.account import Cloud
 from servers.rest import serving
@@ -259,10 +260,13 @@ def test_the_command_buys_nothing_above_the_declared_price(cloud: Cloud, pool: M
 
 
 def test_the_command_waits(cloud: Cloud, pool: Make, run: Callable[..., Any]) -> None:
-    states = ["payment-pending", "scheduled", "scheduled", "active"]
+    lost = EndpointConnectionError(endpoint_url="https://ec2")
+    states: list[str | Exception] = ["payment-pending", "scheduled", "scheduled", lost, lost, "active"]
 
     def answer(_: dict[str, Any]) -> dict[str, Any]:
-        found = {"CapacityReservationId": "cr-0b10c4", "State": states.pop(0), "StartDate": BEGINS}
+        if isinstance(state := states.pop(0), Exception):
+            raise state
+        found = {"CapacityReservationId": "cr-0b10c4", "State": state, "StartDate": BEGINS}
         return {"CapacityReservations": [found]}
 
     cloud.answer("ec2", "DescribeCapacityReservations", answer)
@@ -270,6 +274,12 @@ def test_the_command_waits(cloud: Cloud, pool: Make, run: Callable[..., Any]) ->
     assert waited.exit_code == 0 and states == []
     assert waited.stdout.strip() == "cr-0b10c4 has begun"
     assert waited.stderr.count("is scheduled") == 1 and waited.stderr.count("is payment-pending") == 1
+    assert waited.stderr.count("no answer to ec2:DescribeCapacityReservations") == 1
+    # What will not begin, and a first look without an answer, end it.
+    for ends, *earlier in ((lost,), ("expired", "scheduled")):
+        states[:] = [*earlier, ends]
+        ended = run(pool("H100:8", nodes=4, aws=DECLARED), "--wait")
+        assert isinstance(ended.exception, CloudRefused) and states == []
 
 
 def test_elsewhere_nothing_is_bought_ahead(run: Callable[..., Any]) -> None:

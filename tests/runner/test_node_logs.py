@@ -203,6 +203,15 @@ def manifest(provider: str = "aws", **fields: str) -> Manifest:
     return Manifest(1, "s", "p", provider, Endpoint("10.0.0.1", 8786), (head, other), (), "x" * 32)
 
 
+# Of a region; https://docs.aws.amazon.com/local-zones/latest/ug/available-local-zones.html;
+# https://docs.aws.amazon.com/wavelength/latest/developerguide/available-wavelength-zones.html (2026-11-27).
+ZONES = {
+    "us-gov-west-1b": "us-gov-west-1",
+    "us-west-2-lax-1a": "us-west-2",
+    "us-east-1-wl1-bos-wlz-1": "us-east-1",
+}
+
+
 def test_how_a_shell_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = manifest(public="203.0.113.1")
     head, other = fleet.nodes
@@ -225,13 +234,17 @@ def test_how_a_shell_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ways.session_line(fleet, other, ("ls", "a b")) == [
         *(*start, "--document-name", "AWS-StartInteractiveCommand", "--parameters", "command=ls 'a b'")
     ]
+    for zone, region in ZONES.items():
+        line = ways.session_line(fleet, replace(other, zone=zone), ())
+        assert line is not None and line[4:] == [f"--region={region}"], zone
     assert ways.session_line(manifest("vastai"), other, ()) is None
     # Where nothing answers, by what leads to the head.
-    closed = replace(manifest("gcp"), via=Via("iap", "p-0", zone="z", project="lab"))
-    proxy = (
-        "gcloud compute start-iap-tunnel p-1 %p --listen-on-stdin --verbosity=warning --zone=us-east-1a --project=lab"
-    )
-    assert ways.ssh_line(closed, other, (), user="me") == ["ssh", "-o", f"ProxyCommand={proxy}", "--", "me@p-1"]
+    closed = replace(manifest("gcp"), via=Via("iap", "p-0-1a2b3c", zone="z", project="lab"))
+    tunnel = "gcloud compute start-iap-tunnel p-1-1a2b3c %p --listen-on-stdin --verbosity=warning"
+    proxy = f"ProxyCommand={tunnel} --zone=us-east-1a --project=lab"
+    assert ways.ssh_line(closed, other, (), user="me") == ["ssh", "-o", proxy, "--", "me@p-1-1a2b3c"]
+    plain = ways.ssh_line(replace(closed, via=Via("iap", "elsewhere")), other, (), user="me")
+    assert plain is not None and plain[-1] == "me@p-1"
     behind = replace(manifest("vastai"), via=Via("ssh", "you@gate", port=2200))
     assert ways.ssh_line(behind, other, (), user=None) == ["ssh", "-J", "you@gate:2200", "--", "10.0.0.2"]
 

@@ -10,6 +10,7 @@ import io
 import json
 import logging
 import re
+import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -295,6 +296,51 @@ def test_what_dask_warns_of_is_not_printed(monkeypatch: pytest.MonkeyPatch) -> N
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         assert shown(monkeypatch) == (0, "of my.module\n")
+
+
+class Interrupted(io.StringIO):
+    """Input that Ctrl-C ends."""
+
+    def readline(self, *_: Any) -> str:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "said"), [(io.StringIO, 1, "Aborted!\n"), (Interrupted, 130, "interrupted\n")]
+)
+def test_ctrl_c_at_a_question_interrupts(
+    monkeypatch: pytest.MonkeyPatch, given: type[io.StringIO], code: int, said: str
+) -> None:
+    monkeypatch.setattr(sys, "stdin", given())
+    monkeypatch.setattr(commands, "app", lambda **_: typer.confirm("Deploy?", err=True))
+    ended, text = shown(monkeypatch, terminal=False)
+    assert ended == code and text.endswith(said)
+
+
+LINE = """
+import sys, typer
+from skyinfra import cli
+from skyinfra.cli import app as commands
+commands.app = app = typer.Typer()
+@app.command()
+def line(flush: int) -> None:
+    sys.stdin.read()
+    print("line", flush=bool(flush))
+cli.main()
+"""
+
+
+# What is written at once, the command itself cannot write.
+@pytest.mark.parametrize(("flush", "code"), [(0, 0), (1, 1)])
+def test_a_reader_that_has_gone_is_no_error(flush: int, code: int) -> None:
+    """`skyinfra jobs logs ... | head -1` ended with what Python says of a pipe that is broken, and 120."""
+    command = [sys.executable, "-c", LINE, str(flush)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as started:
+        assert started.stdin and started.stdout and started.stderr
+        started.stdout.close()
+        started.stdin.close()
+        assert (started.stderr.read(), started.wait(60)) == (b"", code)
 
 
 def test_no_other_console_is_made() -> None:

@@ -144,9 +144,10 @@ except sky.UnknownAccelerator:
     assert caught.value.exit_code == 1
 
 
-def test_a_program_that_only_exits(tmp_path: Path) -> None:
+def test_a_program_that_only_exits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(sky.AppFailed, match="exit status 5"):
-        write(tmp_path, "raise SystemExit(5)").synth()
+        write(tmp_path, "print('nothing to declare')\nraise SystemExit(5)").synth()
+    assert capsys.readouterr().err == "nothing to declare\n"
 
 
 def test_init_makes_a_project_that_synthesizes(tmp_path: Path) -> None:

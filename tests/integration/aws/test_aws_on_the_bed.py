@@ -75,3 +75,17 @@ def test_nodes_may_write_to_their_buckets_until_they_have_ended(tmp_path: Path, 
         bed.apply()
         for kind in ("aws_instance", "aws_autoscaling_group") if spot else ("aws_instance",):
             assert "module.train.aws_iam_role_policy.buckets" in bed.outliving(kind)
+
+
+def test_a_head_in_a_local_zone_is_reached_in_its_region(tmp_path: Path) -> None:
+    """The name of such a zone is more than its region and a letter: us-east-1-bos-1a."""
+    zone = {"availability_zone": "us-east-1-bos-1a"}
+    with served(tmp_path, "aws") as bed:
+        aws_answers(bed.world)
+        bed.world.answer("data.aws_subnet", {"vpc_id": "vpc-mine", **zone}, where={"id": "subnet-bos"})
+        bed.world.answer("data.aws_ec2_instance_type_offerings", {"locations": list(zone.values())})
+        bed.world.answer("aws_instance", zone)
+        bed.write(root(AWS, subnet_ids=["subnet-bos"]), "main.tf.json")
+        bed.run("init")
+        bed.apply()
+        assert bed.output("fleet")["via"]["region"] == "us-east-1"
