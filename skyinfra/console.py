@@ -137,6 +137,11 @@ def colours(stream: TextIO) -> str | None:
     return "auto" if stream.isatty() and said("CLICOLOR") != "0" else None
 
 
+def is_one_terminal() -> bool:
+    """Returns whether both streams are a terminal: there alone a bar on stderr may print what goes to stdout."""
+    return sys.stdout.isatty() and sys.stderr.isatty()
+
+
 def console(*, to_stderr: bool = False, **options: Any) -> Console:
     """Returns a console of rich whose words are `printable`, with the `colours` of its stream. options: those of rich.
 

@@ -122,10 +122,12 @@ def put(
     as_json: Json = False,
 ) -> None:
     """Copy a file or a folder to the nodes, below sky.files() of tasks. What they have already is not sent again."""
-    with asked(fleet) as pool, errors_name_options():
-        nodes = pool.node_names() if node is None else [node]
-        with working(f"put {path} on {counted(len(nodes), 'node')}"):
-            name = pool.put(path, remote, node)
+    with (
+        asked(fleet) as pool,
+        errors_name_options(),
+        working(f"put {path} on {counted(len(pool.named(node)), 'node')}"),
+    ):
+        name, nodes = pool.put_on(path, remote, node)
     if as_json:
         tables.print_document({"remote": name, "nodes": nodes})
     else:

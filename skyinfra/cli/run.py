@@ -154,7 +154,7 @@ class ScriptOptions:
         from skyinfra.client import Fetching
 
         folder = (self.fetch_to or self.workdir or script.parent).expanduser().absolute()
-        return Fetching(pool, folder, script.name, check_patterns(self.fetch or (), "--fetch"))
+        return Fetching(pool, Path(os.path.normpath(folder)), script.name, check_patterns(self.fetch or (), "--fetch"))
 
     def remedy(self, module: str, script: Path) -> str:
         """Says what would have brought the *module*, which the node lacked, to *script*."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 from skyinfra.blobs.transfer import BlobsMissing
-from skyinfra.errors import InvalidField, InvalidInclude, NodeFailed
+from skyinfra.errors import InvalidField, InvalidInclude, NodeError, NodeFailed
 from skyinfra.protocol import questions
 from skyinfra.submission.fleet import AskedFleet, Fleet
+from skyinfra.submission.snapshot import ANYWHERE
 from skyinfra.sync import bringing, project, sync
 from skyinfra.sync.bringing import Brought, Here
 from skyinfra.sync.includes import Includes
@@ -43,16 +45,28 @@ def send_project(fleet: Fleet, folder: Path, paths: Sequence[Path], excludes: Se
     return send(fleet, [folder, *paths], [*project.excludes_of(folder), *excludes])
 
 
-def put(fleet: AskedFleet, path: str | Path, remote: str | Path | None, nodes: Sequence[str]) -> str:
-    """See `Pool.put`."""
-    path = Path(path).expanduser().absolute()
+def put(fleet: AskedFleet, path: str | Path, remote: str | Path | None, nodes: Sequence[str]) -> tuple[str, list[str]]:
+    """See `Questions.put_on`."""
+    path = Path(os.path.normpath(Path(path).expanduser().absolute()))
     if not path.exists():
         raise InvalidInclude("is not there", field="path", given=str(path))
     name = sync.remote_path(remote if remote is not None else path.name)
     tree = fleet.from_head(sync.send_files(fleet.connection.head, path, name, fleet.manifest.secret))
+
+    def put_on(node: str) -> NodeError | None:
+        try:
+            _ask_until_done(fleet, node, questions.PUT, tree=tree)
+        except NodeError as error:
+            return error
+        return None
+
     with ThreadPoolExecutor(min(len(nodes), _NODES_AT_ONCE)) as workers:
-        list(workers.map(lambda node: _ask_until_done(fleet, node, questions.PUT, tree=tree), nodes))
-    return name
+        failed = {node: error for node, error in zip(nodes, workers.map(put_on, nodes), strict=True) if error}
+    there = fleet.look().nodes(ANYWHERE) if failed else set()
+    for node, error in failed.items():
+        if node in there or len(failed) == len(nodes):
+            raise error
+    return name, [node for node in nodes if node not in failed]
 
 
 def get(fleet: AskedFleet, remote: str | Path, path: str | Path, nodes: Sequence[str]) -> Path:

@@ -309,7 +309,7 @@ class _Start:
 
     async def _rank(self, place: Rank) -> RankEnd:
         launch = self._launch
-        title = f"{launch.work.name}.{place.rank}" if launch.framework else launch.work.name
+        title = f"{launch.work.name}.{place.rank}" if launch.framework else launch.name or launch.work.name
         work = Work(launch.work.name) if place.holds else launch.work
         shipment = Shipment(
             Task(run_rank, (place, work)),

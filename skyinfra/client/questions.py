@@ -167,6 +167,13 @@ class Questions:
 
     def put(self, path: str | Path, remote: str | Path | None = None, node: str | None = None) -> str:
         """See `Pool.put`."""
+        return self.put_on(path, remote, node)[0]
+
+    def put_on(self, path: str | Path, remote: str | Path | None, node: str | None) -> tuple[str, list[str]]:
+        """Copies as `put` does; returns the path there, and the nodes that have it now.
+
+        A node that has no slot now and does not answer is left out, unless all are such nodes.
+        """
         return files.put(self._fleet, path, remote, self.named(node))
 
     def get(self, remote: str | Path, path: str | Path, node: str | None = None) -> Path:

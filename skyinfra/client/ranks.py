@@ -30,10 +30,10 @@ class Launch:
 
     nodes, per_node: the number of nodes, and of slots on each; None is all that are there. start_within: seconds until
     all ranks must have their slots. settings: the options of the function, of which *target*, *env* and *secrets* have
-    theirs already. key: of one task that takes several slots, which has no framework. included: the synced files of the
-    client. secrets: those of each rank. deliver: called with the slots of the gang, and with the lines of its ranks
-    where it is *watched*; those of others stay in the output of the tasks. max_restarts: None is the retries of the
-    function, for ranks that raise.
+    theirs already. key: of one task that takes several slots, which has no framework; name: of that task in lists.
+    included: the synced files of the client. secrets: those of each rank. deliver: called with the slots of the gang,
+    and with the lines of its ranks where it is *watched*; those of others stay in the output of the tasks.
+    max_restarts: None is the retries of the function, for ranks that raise.
     """
 
     work: Work
@@ -46,6 +46,7 @@ class Launch:
     start_within: float | None = None
     settings: Options = field(default_factory=Options)
     key: str | None = None
+    name: str | None = None
     included: Included | None = None
     secrets: tuple[SecretUse, ...] = ()
     watched: bool = False

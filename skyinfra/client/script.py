@@ -92,13 +92,13 @@ def run_script(
     that node. slots: one process that sees so many of one node. name: of the task, in lists; by default the file's.
     on_line: called in this thread, while the program runs, with ``stdout`` or ``stderr`` and the text of each line, and
     with every line before this returns; where the memory of its device ran out, also with what the slot had and what
-    would carry it. Ctrl-C interrupts the program as at its terminal, so that it may clean up; after ten seconds, at a
-    second one, or after an exception of *on_line*, it is ended. on_interrupt: called with its slot when it was
-    interrupted. on_wait: called, in another thread, where no slot has begun it after *waits_s* seconds; what the head
-    tells of them is a second old. fetch: lines as in a .gitignore for the files that it writes in its folder: when it
-    has ended, however that is, they are at the head. on_files: called with `jobs.KEEPING` while they are on their way,
-    then with `jobs.WRITTEN`. Like any task it starts again when its slot dies. Raises OSError where the file cannot be
-    read.
+    would carry it. Ctrl-C interrupts the program as at its terminal, so that it may clean up; after ten seconds (two on
+    several slots), at a second one, or after an exception of *on_line*, it is ended. on_interrupt: called with its slot
+    when it was interrupted on one. on_wait: called, in another thread, where no slot has begun it after *waits_s*
+    seconds; what the head tells of them is a second old. fetch: lines as in a .gitignore for the files that it writes
+    in its folder: when it has ended, however that is, they are at the head. on_files: called with `jobs.KEEPING` while
+    they are on their way, then with `jobs.WRITTEN`. Like any task it starts again when its slot dies. Raises OSError
+    where the file cannot be read.
     """
     path = Path(path)
     if on_files is not None:
@@ -107,7 +107,7 @@ def run_script(
     received: queue.SimpleQueue[list[list[str]] | None] = queue.SimpleQueue()
     target, fleet = _target(pool, node), pool._fleet
     if slots > 1:
-        return _run_on_several(pool, target, path, args, env or {}, slots, show)
+        return _run_on_several(pool, target, path, args, env or {}, slots, name or path.name, show)
     run_id = uuid.uuid4().hex
     task = Task(scripts.script, (path.read_bytes(), path.name, list(args), dict(env or {}), fleet.topic, run_id))
     with fleet.listening(run_id, received.put):
@@ -175,13 +175,20 @@ def _pass_on(
 
 
 def _run_on_several(
-    pool: Pool, target: Target, path: Path, args: Sequence[str], env: Mapping[str, str], slots: int, show: _Shown
+    pool: Pool,
+    target: Target,
+    path: Path,
+    args: Sequence[str],
+    env: Mapping[str, str],
+    slots: int,
+    name: str,
+    show: _Shown,
 ) -> int:
     """Runs the program in one process that sees *slots* slots of one node."""
     received: queue.SimpleQueue[Received] = queue.SimpleQueue()
     work = Work(path.name, source=path.read_bytes(), args=tuple(args))
-    key, included = f"{path.name}-{uuid.uuid4().hex}", pool._fleet.included
-    launch = Launch(work, target, 1, slots, env=pool._fleet.variables(env), key=key, included=included)
+    key, included = f"{name}-{uuid.uuid4().hex}", pool._fleet.included
+    launch = Launch(work, target, 1, slots, env=pool._fleet.variables(env), key=key, name=name, included=included)
     gang = Gang(pool._fleet, launch, lambda _, stream, text: show(stream, text))
     future = gang.start(received.put)
     try:
@@ -193,6 +200,9 @@ def _run_on_several(
         if error.code is None:
             raise
         return error.code
+    except KeyboardInterrupt:
+        gang.end(future, received)
+        raise
     finally:
         future.cancel()
     return 0

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from skyinfra.console import console as clean_console
+from skyinfra.console import is_one_terminal
 from skyinfra.terraform.text import Event
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ class Reporter:
                 TimeElapsedColumn(),
                 console=self.console,
                 transient=True,
+                redirect_stdout=is_one_terminal(),
             )
             self._bar.start()
             self._task = self._bar.add_task(self.title, total=self.total)
@@ -121,7 +123,7 @@ class Line:
     def __enter__(self) -> Line:
         if self.console.is_terminal:
             columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
-            self._bar = Progress(*columns, console=self.console, transient=True)
+            self._bar = Progress(*columns, console=self.console, transient=True, redirect_stdout=is_one_terminal())
             self._bar.start()
             self._task = self._bar.add_task(self._name, total=None)
         return self

@@ -189,6 +189,8 @@ class Executor:
 
         Returns its slot; None where none runs it, or does not listen.
         """
+        if not self._fleet.alive:
+            return None
         client = self._fleet.client
         try:
             for worker, keys in (await client.processing()).items():

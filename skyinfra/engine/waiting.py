@@ -56,6 +56,23 @@ class Changes:
                     await self._next.wait()
 
 
+async def until_called(register: Callable[[Callable[[], object]], object]) -> None:
+    """Waits until the function that *register* is given has been called, in whichever thread."""
+    loop = asyncio.get_running_loop()
+    over = loop.create_future()
+
+    def wake() -> None:
+        if not over.done():
+            over.set_result(None)
+
+    def called() -> None:
+        with contextlib.suppress(RuntimeError):  # that loop is closed
+            loop.call_soon_threadsafe(wake)
+
+    register(called)
+    await over
+
+
 def interruptible(future: concurrent.futures.Future[T]) -> T:
     """Returns the result of *future*. An interrupt of the thread that waits here cancels *future*."""
     try:

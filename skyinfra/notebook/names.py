@@ -11,6 +11,8 @@ from skyinfra import syntax
 
 _READS = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS", "DELETE_NAME", "DELETE_GLOBAL")
 _WRITES = ("STORE_NAME", "STORE_GLOBAL")
+# They run where they stand. Functions and generators may run later or never, and what a class body assigns is its own.
+_COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>")
 
 
 def used(source: str, file: str = "<cell>") -> list[str]:
@@ -76,10 +78,10 @@ def _compiled(statement: ast.stmt) -> types.CodeType:
 
 
 def _names(code: types.CodeType, operations: Sequence[str]) -> Iterator[str]:
-    """The names that such operations of *code* are about, in the functions of it too."""
+    """The names that such operations of *code* are about: reads in all code in it, writes in comprehensions alone."""
     for instruction in dis.get_instructions(code):
         if instruction.opname in operations:
             yield str(instruction.argval)
     for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
+        if isinstance(constant, types.CodeType) and (operations is _READS or constant.co_name in _COMPREHENSIONS):
             yield from _names(constant, operations)

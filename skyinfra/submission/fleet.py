@@ -24,7 +24,7 @@ from skyinfra.protocol.manifest import Manifest
 from skyinfra.protocol.secrets import Secret
 from skyinfra.submission.connection import Asker, Connection, Limits
 from skyinfra.submission.dispatch import Dispatcher
-from skyinfra.submission.futures import forked
+from skyinfra.submission.items import forked
 from skyinfra.submission.snapshot import Snapshot
 from skyinfra.submission.watching import Watcher
 from skyinfra.sync.includes import Includes

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import contextlib
 import functools
 import os
 import threading
@@ -13,21 +12,14 @@ from collections.abc import Callable, Generator, Iterable
 from dataclasses import replace
 from typing import Any, Literal, TypeVar, cast
 
-from skyinfra.errors import ConnectionForked, FleetError
+from skyinfra.engine.waiting import until_called
+from skyinfra.errors import FleetError
 from skyinfra.protocol.calls import SMALL_OUTCOME, Outcome
 from skyinfra.submission.callbacks import CALLBACKS
-from skyinfra.submission.items import Arrivals, Items
+from skyinfra.submission.items import Arrivals, Items, forked
 from skyinfra.tasks import outcomes
 
 T = TypeVar("T")
-
-
-def forked(name: str) -> ConnectionForked:
-    """Returns the error for a process that was forked from the one that has connected to *name*."""
-    return ConnectionForked(
-        f"the connection to {name} is that of the process from which this one was forked",
-        hint="Connect here, too: sky.connect(pool.manifest) works in a forked process.",
-    )
 
 
 class _UnreadError(Exception):
@@ -130,11 +122,15 @@ class Future(concurrent.futures.Future[T]):
         finally:
             del self, error  # this frame is in the traceback
 
+    def _check_process(self) -> None:
+        """Raises `ConnectionForked` where a child of the process that has sent the task would wait for it."""
+        if not self.done() and os.getpid() != self._process:
+            raise forked(f"the fleet of {self._name}")
+
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Waits for the end of the task; returns the exception that `result` would raise, or None."""
         __tracebackhide__ = True
-        if not self.done() and os.getpid() != self._process:
-            raise forked(f"the fleet of {self._name}")
+        self._check_process()
         try:
             super().exception(timeout)
         except TimeoutError:
@@ -210,21 +206,10 @@ class Future(concurrent.futures.Future[T]):
 
     def __await__(self) -> Generator[Any, None, T]:
         """Waits for the result in a coroutine; one that is cancelled cancels the task."""
+        self._check_process()
         if not self.done():
-            loop = asyncio.get_running_loop()
-            over = loop.create_future()
-
-            def wake() -> None:
-                if not over.done():
-                    over.set_result(None)
-
-            def done(_: object) -> None:
-                with contextlib.suppress(RuntimeError):  # that loop is closed
-                    loop.call_soon_threadsafe(wake)
-
-            super().add_done_callback(done)
             try:
-                yield from over
+                yield from until_called(lambda called: self.when_done(lambda _: called())).__await__()
             except asyncio.CancelledError:
                 self.cancel()
                 raise
@@ -255,8 +240,7 @@ def wait(
         if not isinstance(future, Future):
             kind = type(future).__name__
             raise TypeError(f"sky.wait takes futures, and number {position} is a {kind}: pool.submit(task) gives one")
-        if not future.done() and os.getpid() != future._process:
-            raise forked(f"the fleet of {future._name}")
+        future._check_process()
     try:
         return cast(
             "tuple[set[Future[T]], set[Future[T]]]", concurrent.futures.wait(known, timeout, return_when=return_when)

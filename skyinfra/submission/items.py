@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import pickle
 import threading
 import time
@@ -11,7 +12,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, Generic, Protocol, TypeVar, cast
 
-from skyinfra.errors import FleetError, TaskInputsLost
+from skyinfra.engine.waiting import until_called
+from skyinfra.errors import ConnectionForked, FleetError, TaskInputsLost
 from skyinfra.protocol.calls import MOST_ITEMS, Item, Outcome
 from skyinfra.tasks import outcomes
 from skyinfra.worker import streaming
@@ -32,6 +34,14 @@ class Channel(Protocol):
     async def whole(self, outcome: Outcome) -> Outcome: ...
 
 
+def forked(name: str) -> ConnectionForked:
+    """Returns the error for a process that was forked from the one that has connected to *name*."""
+    return ConnectionForked(
+        f"the connection to {name} is that of the process from which this one was forked",
+        hint="Connect here, too: sky.connect(pool.manifest) works in a forked process.",
+    )
+
+
 class Arrivals:
     """The items of one task that have come, in their order, each once: also where the task starts again.
 
@@ -45,6 +55,7 @@ class Arrivals:
         self._came = self._taken = 0
         self._ended = False
         self._begins: Callable[[], object] | None = None
+        self._wakes: list[Callable[[], object]] = []
         # Of the process that sends them: its address, and the key of the attempt.
         self._sender = ("", "")
         self._acknowledging: bool | None = False  # None: again, with the number that is true by then
@@ -70,6 +81,20 @@ class Arrivals:
                 return
         begins()
 
+    def when_more(self, wake: Callable[[], object]) -> None:
+        """Calls *wake* once there is an item to take, or none will come any more, which may be now."""
+        with self._changed:
+            if not (self._ready or self._ended):
+                self._wakes.append(wake)
+                return
+        wake()
+
+    def _wake(self) -> None:
+        with self._changed:
+            wakes, self._wakes = self._wakes, []
+        for wake in wakes:
+            wake()
+
     def add(self, key: str, item: Item) -> bool:
         """Takes an item of the attempt *key*. Returns False where one before it was lost with the connection."""
         if item.number > self._came:
@@ -87,6 +112,7 @@ class Arrivals:
             self._came += 1
             begins, self._begins = self._begins, None
             self._changed.notify()
+        self._wake()
         if begins is not None:
             begins()
         return True
@@ -96,6 +122,7 @@ class Arrivals:
         with self._changed:
             self._ended = True
             self._changed.notify_all()
+        self._wake()
 
     def take(self) -> Outcome | None:
         """Waits for the next item; None where there is none any more. Raises `TaskInputsLost`, `FleetUnreachable`."""
@@ -151,13 +178,20 @@ class Items(Iterator[T], AsyncIterator[T], Generic[T]):
         self._arrivals = arrivals
         self._finish = finish
         self._cancel = cancel
+        self._process = os.getpid()
 
     def __next__(self) -> T:
         __tracebackhide__ = True
+        self._check_process()
         item = self._take()
         if item is _END:
             raise StopIteration
         return cast(T, item)
+
+    def _check_process(self) -> None:
+        """Raises `ConnectionForked` in a child of the process that they come to."""
+        if os.getpid() != self._process:
+            raise forked(f"the fleet of {self._name}")
 
     def _take(self) -> Any:
         __tracebackhide__ = True
@@ -178,7 +212,10 @@ class Items(Iterator[T], AsyncIterator[T], Generic[T]):
         return outcomes.result(outcome, self._name)
 
     async def __anext__(self) -> T:
+        self._check_process()
         try:
+            # Here, and not in a thread of the loop, of which it has few.
+            await until_called(self._arrivals.when_more)
             item = await asyncio.to_thread(self._take)
         except asyncio.CancelledError:
             self.close()

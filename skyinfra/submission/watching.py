@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
-from skyinfra.console import console, write_output
+from skyinfra.console import console, is_one_terminal, write_output
 from skyinfra.errors.printable import printable
 from skyinfra.notebook import cells
 
@@ -133,7 +133,7 @@ class Watcher:
         with self._lock:
             bars = self._bars.get(None)
             text = _printable(text)
-            if isinstance(bars, _TerminalBars):
+            if isinstance(bars, _TerminalBars) and is_one_terminal():
                 bars.print(text)
             else:
                 write_output(sys.stdout, text)
@@ -186,6 +186,7 @@ class _TerminalBars:
             TimeElapsedColumn(),
             console=console(to_stderr=True),
             transient=True,
+            redirect_stdout=is_one_terminal(),
         )
         self._bars.start()
 

@@ -60,10 +60,11 @@ class Here:
         if patterns.meant(path, patterns.read(EXCLUDED)):
             return "is never written by a node"
         parent = (self.folder / path).parent
-        if not parent.resolve().is_relative_to(self.folder.resolve()):
+        # Path.resolve raises where a link leads to itself, before Python 3.13.
+        if not Path(os.path.realpath(parent)).is_relative_to(os.path.realpath(self.folder)):
             return "leads out of the folder"
         above = next((each for each in (parent, *parent.parents) if each.exists() or each.is_symlink()), parent)
-        return None if above.is_dir() else f"{above.name} is a file here"
+        return None if above.is_dir() else f"lies below {above.name}, which is a file here"
 
     def decide(self, path: str, entry: Entry) -> How:
         """Says what becomes of the file at *path* that is here, if there is one."""

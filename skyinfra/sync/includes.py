@@ -112,7 +112,7 @@ class Includes:
         files = {path: file for top, start in tops.items() for path, file in self._files(top, start)}
         check_paths(files)
         if self.most is not None:
-            _check_size({path: file.stat().st_size for path, file in files.items()}, *self.most)
+            _check_size(files, *self.most)
         entries = {}
         for path, file in sorted(files.items()):
             try:
@@ -138,12 +138,12 @@ class Includes:
             # What is named itself is not left out, unless it is never sent.
             if _excluded(start.name, False, _patterns(("*.tfstate", "*.tfstate.*"))):
                 raise InvalidInclude("Terraform's state holds secrets and is not sent", field="includes", given=top)
-            if secrets.is_read_from(start.resolve()):
+            if secrets.is_read_from(_real(start)):
                 raise InvalidInclude("is the file of a secret and is not sent", field="includes", given=top)
             yield top, start
             return
-        within = tuple(path.resolve() for path in self.paths)
-        yield from _walk(start, within, top, _patterns((*EXCLUDED, *self.excludes)), (start.resolve(),))
+        within = tuple(map(_real, self.paths))
+        yield from _walk(start, within, top, _patterns((*EXCLUDED, *self.excludes)), (_real(start),))
 
     def _entry(self, path: str, file: Path) -> Entry:
         try:
@@ -180,22 +180,35 @@ def _walk(
 ) -> Iterator[tuple[str, Path]]:
     """Yields the files below *folder*, by their path in the tree.
 
-    Links that lead out of *within*, or into a folder that they are in, are left out, with a line on stderr.
+    Links that lead out of *within*, or into a folder that they are in, and folders that cannot be read are left out,
+    with a line on stderr. Raises `InvalidInclude` where the first folder cannot be read.
     """
-    for item in sorted(folder.iterdir()):
-        path = item.name if top == "." else f"{top}/{item.name}"
-        real = item.resolve()
-        if _left_out(item, path, patterns) or secrets.is_read_from(real):
-            continue
-        if item.is_symlink() and not any(map(real.is_relative_to, within)):
-            _say(path, real, f"a link that leads out of what is sent along, to {real}; include that as well to have it")
-        elif item.is_dir():
-            if real in above:
-                _say(path, real, "a link to a folder that it is in")
-            else:
-                yield from _walk(item, within, path, patterns, (*above, real))
-        elif item.is_file():
-            yield path, item
+    try:
+        for item in sorted(folder.iterdir()):
+            path = item.name if top == "." else f"{top}/{item.name}"
+            real = _real(item)
+            if _left_out(item, path, patterns) or secrets.is_read_from(real):
+                continue
+            if item.is_symlink() and not any(map(real.is_relative_to, within)):
+                what = f"a link that leads out of what is sent along, to {real}; include that as well to have it"
+                _say(path, real, what)
+            elif item.is_dir():
+                if real in above:
+                    _say(path, real, "a link to a folder that it is in")
+                else:
+                    yield from _walk(item, within, path, patterns, (*above, real))
+            elif item.is_file():
+                yield path, item
+    except OSError as error:
+        what = f"cannot be read: {error.strerror or error}"
+        if len(above) == 1:
+            raise InvalidInclude(what, field="includes", given=str(folder)) from None
+        _say(top, folder, what)
+
+
+def _real(path: Path) -> Path:
+    """Returns *path* without links. Before Python 3.13 `Path.resolve` raises where one leads to itself."""
+    return Path(os.path.realpath(path))
 
 
 def _say(path: str, real: Path, what: str) -> None:
@@ -207,12 +220,18 @@ def _say(path: str, real: Path, what: str) -> None:
 
 def _is_environment(folder: Path) -> bool:
     """Returns whether *folder* is an environment of Python: it looks like one, or has its name and holds no module."""
-    if any((folder / each).exists() for each in _ENVIRONMENTS):
+    # Path.exists raises where *folder* cannot be read.
+    if any(os.path.exists(folder / each) for each in _ENVIRONMENTS):  # noqa: PTH110
         return True
     return folder.name in _LIKE_ENVIRONMENTS and next(folder.glob("*.py"), None) is None
 
 
-def _check_size(sizes: dict[str, int], most_files: int, most_bytes: int) -> None:
+def _check_size(files: dict[str, Path], most_files: int, most_bytes: int) -> None:
+    try:
+        sizes = {path: file.stat().st_size for path, file in files.items()}
+    except OSError as error:
+        what = f"cannot be read: {error.strerror or error}"
+        raise InvalidInclude(what, field="includes", given=str(error.filename)) from None
     total = sum(sizes.values())
     if total <= most_bytes and len(sizes) <= most_files:
         return

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from skyinfra.console import is_one_terminal
 from skyinfra.terminal import tables
 from skyinfra.terraform.project import Project
 from skyinfra.terraform.synthesized import SynthesizedStack
@@ -38,7 +39,7 @@ def working(text: str, *, unwatched_s: float = _SHORT_S) -> Iterator[None]:
     mentioned = _MENTIONED_S if out.is_terminal else unwatched_s
     if out.is_terminal:
         columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
-        with Progress(*columns, console=out, transient=True) as bar:
+        with Progress(*columns, console=out, transient=True, redirect_stdout=is_one_terminal()) as bar:
             bar.add_task(text, total=None)
             yield
     else:

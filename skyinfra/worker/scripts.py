@@ -229,11 +229,12 @@ def stream(process: subprocess.Popen[bytes], topic: str, run_id: str) -> str | N
             state = stream, Lines(), masker.stream(), Bars(note_progress, _BAR_S)
             selector.register(cast(BinaryIO, file), selectors.EVENT_READ, state)
         while selector.get_map():
-            ready = selector.select(timeout=_FLUSH_S if pending else _ENDED_S)
-            if not ready and not pending and process.poll() is not None:
-                break  # it ended, and a process that it left holds its streams open
-            for item, _ in ready:
-                data = os.read(item.fd, 65536)
+            ended = process.poll() is not None
+            ready = [item for item, _ in selector.select(timeout=_FLUSH_S if pending else _ENDED_S)]
+            # It ended and has said all, and a process that it left holds its streams open.
+            left = ended and not ready and not pending
+            for item in list(selector.get_map().values()) if left else ready:
+                data = b"" if left else os.read(item.fd, 65536)
                 stream, lines, mask, bars = item.data
                 shown = mask.feed(data, final=not data)
                 found = bars.kept(lines.feed(shown, final=not data), final=not data)

@@ -267,6 +267,27 @@ def test_a_coroutine_goes_over_them(fleet):
     assert asyncio.run(run()) == [[0, 1, 2], [0, 1], [0]]
 
 
+def test_coroutines_that_wait_for_items_take_no_thread(fleet, tmp_path):
+    async def run() -> None:
+        asyncio.get_running_loop().set_default_executor(concurrent.futures.ThreadPoolExecutor(1))
+        async with connect_async(fleet.manifest) as pool:
+            (tmp_path / "0").touch()
+            stream = await (step_by_step(str(tmp_path), 2) >> pool)
+            assert await anext(stream) == 0
+            waiting = asyncio.create_task(anext(stream))
+            await asyncio.sleep(0)  # it begins
+            try:
+                async with asyncio.timeout(60):
+                    assert await pool.slots()
+            finally:
+                (tmp_path / "1").touch()
+            assert await waiting == 1
+            with pytest.raises(StopAsyncIteration):
+                await anext(stream)
+
+    asyncio.run(run())
+
+
 def test_who_waits_for_slots_that_nobody_frees_is_told(pool, monkeypatch):
     monkeypatch.setattr("skyinfra.submission.dispatch._STALLED_S", 1.0)
     held = [pool.submit(count, 10_000).result() for _ in pool.slots()]

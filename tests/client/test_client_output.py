@@ -234,12 +234,15 @@ def slow(x):
     print("line of", x)
     sky.progress(x, 8, "half way")
     time.sleep(0.2)
+    return x
 with open_pool(Manifest.load(pathlib.Path(sys.argv[1]))) as pool:
-    list(pool.map(slow, range(8)))
+    for x in pool.map(slow, range(8)):
+        sys.stdout.write(f"result {x}\\n")
 """
 
 
-def test_bars_where_someone_watches(fleet, tmp_path):
+@pytest.mark.parametrize("redirected", [False, True])
+def test_bars_where_someone_watches(fleet, tmp_path, redirected):
     import json
 
     manifest = tmp_path / "fleet.json"
@@ -247,7 +250,9 @@ def test_bars_where_someone_watches(fleet, tmp_path):
     main, terminal = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", _WATCHED, str(manifest)]
-    process = subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, env=environment)
+    with (tmp_path / "out").open("wb") as out:
+        stdout = out if redirected else terminal
+        process = subprocess.Popen(command, stdin=terminal, stdout=stdout, stderr=terminal, env=environment)
     os.close(terminal)
     shown = b""
     with contextlib.suppress(OSError):
@@ -258,7 +263,10 @@ def test_bars_where_someone_watches(fleet, tmp_path):
     text = shown.decode()
     assert "/8" in text
     assert "half way" in text
-    assert "| line of 7" in text
+    said = (tmp_path / "out").read_text() if redirected else text
+    for x in range(8):
+        assert f"| line of {x}" in said and f"result {x}" in said
+    assert not redirected or ("line of" not in text and "result" not in text)
     assert "Traceback" not in text
 
 

@@ -123,6 +123,15 @@ def test_a_script_that_leaves_a_process_behind_ends_with_its_own_end(run, wait_u
     wait_until(lambda: ended(lines[0][1]))
 
 
+def test_the_last_words_come_where_a_process_that_was_left_holds_the_streams(run):
+    bar = "train:  37%|###       | 37/100 [00:03<00:06, 10.0it/s]"
+    code, lines = run(
+        "import subprocess, sys; subprocess.Popen(['sleep', '600'])\n"
+        f"print({bar!r}, end='', file=sys.stderr, flush=True); print('no end', end='')"
+    )
+    assert (code, set(lines)) == (0, {("stderr", bar), ("stdout", "no end")})
+
+
 def test_a_script_ends_with_its_worker_process_and_starts_again(pool, tmp_path, wait_until):
     path = tmp_path / "twice.py"
     path.write_text(
@@ -230,14 +239,17 @@ def test_a_command_that_is_ended_ends_its_script(command, wait_until, number):
 def test_a_script_on_several_slots_sees_their_devices(fleets, tmp_path):
     path = tmp_path / "wide.py"
     path.write_text(
-        "import os, sys\nprint(os.environ['CUDA_VISIBLE_DEVICES'], os.environ['A'])\nsys.exit(int(sys.argv[1]))\n"
+        "import os, sys\nprint(os.environ['CUDA_VISIBLE_DEVICES'], os.environ['A'])\n"
+        "tasks = os.listdir(os.environ['SKYINFRA_NODE_DIR'] + '/tasks')\n"
+        "print(sum(each.startswith(sys.argv[2] + '-') for each in tasks))\nsys.exit(int(sys.argv[1]))\n"
     )
     with open_pool(fleets(nodes=("n0",), whole=True).manifest) as pool:
-        for code in (0, 5):
+        for code, name in ((0, None), (5, "sweep_1")):
             lines: list[str] = []
+            shown = name or path.name
             given = {"env": {"A": "b"}, "slots": 2, "on_line": lambda _, text: lines.append(text)}  # noqa: B023
-            assert run_script(pool, path, [str(code)], **given) == code
-            assert lines == ["GPU-n0-0,GPU-n0-1 b"]
+            assert run_script(pool, path, [str(code), shown], name=name, **given) == code
+            assert lines == ["GPU-n0-0,GPU-n0-1 b", "2"], "on both slots under its name"
 
 
 def test_partitions_are_not_put_together(run):

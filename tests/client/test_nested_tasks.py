@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import multiprocessing
 import os
@@ -240,6 +241,24 @@ def wait_for() -> Any:
     return CONNECTED["future"].result()
 
 
+def await_it() -> Any:
+    async def run() -> Any:
+        return await CONNECTED["future"]
+
+    return asyncio.run(run())
+
+
+def take() -> Any:
+    return next(CONNECTED["stream"])
+
+
+def await_an_item() -> Any:
+    async def run() -> Any:
+        return await anext(CONNECTED["stream"])
+
+    return asyncio.run(run())
+
+
 def connect() -> Any:
     CONNECTED["pool"].close()
     with sky.connect(CONNECTED["pool"].manifest, progress=False) as pool:
@@ -251,13 +270,26 @@ def test_a_forked_process_is_told_that_the_connection_is_its_parents(pool):
     assert "ConnectionForked: the connection to demo/mig" in in_fork(submit)
     gate = pool.submit(sleep.options(slot=ONE))
     CONNECTED["future"] = gate
-    assert "ConnectionForked: the connection to the fleet of sleep" in in_fork(wait_for)
+    for work in (wait_for, await_it):
+        assert "ConnectionForked: the connection to the fleet of sleep" in in_fork(work)
     gate.cancel()
+    CONNECTED["stream"] = stream = pool.submit(one_item.options(slot=OTHER)).result()
+    for work in (take, await_an_item):
+        assert "ConnectionForked: the connection to the fleet of one_item" in in_fork(work)
+    assert next(stream) == 1
+    stream.close()
     assert add(1) >> pool == 2
 
 
 @sky.compute
 def sleep() -> None:
+    while True:
+        pass
+
+
+@sky.compute
+def one_item() -> Iterator[int]:
+    yield 1
     while True:
         pass
 

@@ -15,7 +15,7 @@ from checks.leaks import files_with
 import skyinfra as sky
 from skyinfra import InvalidInclude
 from skyinfra.cli.run import ScriptOptions, run_on_slot
-from skyinfra.client import Fetching, run_script
+from skyinfra.client import Fetching, open_pool, run_script
 
 PROJECT = {
     "train.py": "import helper, lib.deep, json, os, sys\n"
@@ -149,6 +149,13 @@ def test_what_was_changed_here_meanwhile_stays(shipped, project, monkeypatch):
     assert (project / "data/words.txt.fetched").read_text() == "words more"
 
 
+def test_files_come_back_to_a_folder_that_is_named_by_way_of_another(shipped, project):
+    (project / "train.py").write_text(WRITER)
+    os.utime(project / "data/words.txt", (time.time() + 60,) * 2)
+    _, _, err = shipped(project / "lib" / ".." / "train.py", fetch=("data/",))
+    assert f"fetched to {project}: data/words.txt (10 bytes, replaced)" in err, "it is what was sent"
+
+
 def _after(method, action):
     def call(*arguments):
         action()
@@ -157,14 +164,18 @@ def _after(method, action):
     return call
 
 
-def test_nothing_is_written_outside_of_the_folder(shipped, project, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("leads", "why"),
+    [("../elsewhere", "leads out of the folder"), ("out", "lies below out, which is a file here")],
+)
+def test_nothing_is_written_outside_of_the_folder(shipped, project, tmp_path, monkeypatch, leads, why):
     (project / "train.py").write_text(WRITER)
     (tmp_path / "elsewhere").mkdir()
     # Meanwhile.
-    link = _after(Fetching.take, lambda: (project / "out").symlink_to(tmp_path / "elsewhere"))
+    link = _after(Fetching.take, lambda: (project / "out").symlink_to(leads))
     monkeypatch.setattr(Fetching, "take", lambda self, kind, found: link(self, kind, found) if found.tree else None)
     _, _, err = shipped(project / "train.py", fetch=("*.csv",))
-    assert "out/deep/3.csv was not fetched: it leads out of the folder" in err
+    assert f"out/deep/3.csv was not fetched: it {why}" in err
     assert not list((tmp_path / "elsewhere").iterdir())
     with pytest.raises(sky.InvalidField, match="--fetch: names no files"):
         shipped(project / "train.py", fetch=("../*",))
@@ -172,20 +183,27 @@ def test_nothing_is_written_outside_of_the_folder(shipped, project, tmp_path, mo
         ScriptOptions(fetch_to=tmp_path)
 
 
-def test_files_of_a_script_that_is_interrupted_are_fetched(pool, project):
+@pytest.mark.parametrize("slots", [1, 2])
+def test_files_of_a_script_that_is_interrupted_are_fetched(fleets, project, slots):
     (project / "train.py").write_text(
         "import time\nopen('best.pt', 'w').write('best')\nprint('written', flush=True)\n"
-        "try: time.sleep(600)\nfinally: open('last.pt', 'w').write('last')\n"
+        "try: time.sleep(600)\nfinally:\n    open('last.pt', 'w').write('last')\n    print('cleaned', end='')\n"
     )
-    files = Fetching(pool, project, "train.py", ("*.pt",))
+    said: list[str] = []
 
     def interrupt(_: str, line: str) -> None:
+        said.append(line)
         if line == "written":
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        run_script(pool, project / "train.py", on_line=interrupt, fetch=files.fetch, on_files=files.take)
-    assert list(files.bring()) == [f"fetched to {project}: best.pt (4 bytes), last.pt (4 bytes)"]
+    with open_pool(fleets(nodes=("n0",), whole=True).manifest) as pool:
+        files = Fetching(pool, project, "train.py", ("*.pt",))
+        given = {"fetch": files.fetch, "on_files": files.take, "slots": slots}
+        with pytest.raises(KeyboardInterrupt):
+            run_script(pool, project / "train.py", on_line=interrupt, **given)
+        fetched = list(files.bring())
+    assert "cleaned" in said
+    assert fetched == [f"fetched to {project}: best.pt (4 bytes), last.pt (4 bytes)"]
     assert (project / "last.pt").read_text() == "last"
 
 

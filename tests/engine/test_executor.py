@@ -55,6 +55,7 @@ class Fleet:
         return self.sent[-1]
 
     async def processing(self) -> dict[str, list[str]]:
+        assert self.alive
         return {"tcp://w": [sent.key for sent in self.sent]}
 
     async def cancel(self, futures: list[Sent], *, force: bool) -> None:
@@ -134,6 +135,17 @@ def test_a_cancelled_call_is_ended_by_the_runner_where_its_worker_does_not_liste
         await executor.all_stopped()
         assert fleet.cancelled == ["f-1"]
         assert fleet.asked == [("n1", questions.STOP, {"slot": "n1/0", "key": "f-1"})]
+
+    attempted(test)
+
+
+def test_nothing_is_asked_where_the_head_is_gone() -> None:
+    async def test(fleet: Fleet, executor: Executor, task: asyncio.Task[Any]) -> None:
+        assert await executor.on_slot_of("f-2", lambda key: None) is None
+        # As of Dask.
+        fleet.alive, fleet.scheduler = False, None
+        assert await executor.on_slot_of("f-1", lambda key: None) is None
+        task.cancel()
 
     attempted(test)
 

@@ -71,6 +71,17 @@ def test_files_and_folders_go_to_every_node_and_come_back(nodes, tmp_path):
         assert not list(tmp_path.rglob(".*"))
 
 
+def test_a_path_that_leads_up_is_put_under_its_name(nodes, tmp_path, monkeypatch):
+    for folder in ("code", "data/raw"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "data/raw/words.txt").write_text("words")
+    monkeypatch.chdir(tmp_path / "code")
+    monkeypatch.syspath_prepend(tmp_path)
+    with nodes[0].pool(nodes[1]) as pool:
+        assert pool.put("../data/raw") == "raw"
+    assert (nodes[1].path / "files/raw/words.txt").read_text() == "words"
+
+
 def test_what_cannot_be_put_or_fetched_is_said(nodes, tmp_path):
     (nodes[0].path / "files").mkdir(exist_ok=True)
     (nodes[0].path / "files" / "out").symlink_to("/etc")
@@ -146,6 +157,13 @@ def test_files_are_put_and_got_from_the_command_line(nodes, tmp_path, monkeypatc
         Path("fleet.json").write_text(json.dumps(pool.manifest.to_json()))
     Path("vocab.txt").write_text("words")
     assert command("put", "fleet.json", "vocab.txt").stdout == "vocab.txt is vocab.txt on n1, n2\n"
+    # A node that never booted is not there.
+    manifest = json.loads(Path("fleet.json").read_text())
+    manifest["nodes"].append({**manifest["nodes"][1], "name": "n3", "id": "n3"})
+    Path("fleet.json").write_text(json.dumps(manifest))
+    assert command("put", "fleet.json", "vocab.txt").stdout == "vocab.txt is vocab.txt on n1, n2\n"
+    away = command("put", "fleet.json", "vocab.txt", "--node", "n3", code=1).exception
+    assert isinstance(away, sky.NodeError) and "n3 is not connected" in str(away)
     answer = command("put", "fleet.json", "vocab.txt", "only/here.txt", "--node", "n2", "--json").stdout
     assert json.loads(answer)["nodes"] == ["n2"]
     assert [(node.path / "files/only/here.txt").exists() for node in nodes] == [False, True]
@@ -154,7 +172,7 @@ def test_files_are_put_and_got_from_the_command_line(nodes, tmp_path, monkeypatc
     assert json.loads(command("get", "fleet.json", "only", "--node", "n2", "--json").stdout)["path"] == "only"
     for arguments, message in (
         (("get", "fleet.json", "vocab.txt"), "--node: several nodes have files"),
-        (("get", "fleet.json", "vocab.txt", "--node", "n3"), "no node of that name"),
+        (("get", "fleet.json", "vocab.txt", "--node", "n4"), "no node of that name"),
         (("get", "fleet.json", "../node.json", "--node", "n1"), "REMOTE: a path below"),
         (("put", "fleet.json", "nothing"), "PATH: is not there"),
     ):

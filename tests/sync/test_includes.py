@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -94,6 +96,41 @@ def test_links_lead_nowhere_else(project, tmp_path, capsys, monkeypatch):
     assert "data/gone is left out" in said and "data/code is left out" in said
     # What goes along itself may be led to.
     assert "data/code/shiny/deeper.py" in scanned(project, "data", "src")
+
+
+def test_folders_that_cannot_be_read_and_links_to_themselves_are_left_out(project, capsys, monkeypatch):
+    monkeypatch.setattr(includes, "_said", set())
+    (project / "data/closed").mkdir()
+    (project / "data/closed/file").touch()
+    (project / "data/itself").symlink_to("itself")
+    (project / "data/itself.txt").symlink_to(project / "data/itself/x.txt")
+    iterdir, stat = Path.iterdir, os.stat
+
+    def listed(folder: Path) -> Iterator[Path]:
+        refuse(folder)
+        return iterdir(folder)
+
+    def looked_at(path: object, **given: object) -> os.stat_result:
+        refuse(Path(str(path)).parent)
+        return stat(path, **given)
+
+    def refuse(folder: Path) -> None:
+        if folder.name == "closed":
+            raise PermissionError(13, "Permission denied", str(folder))
+
+    # Root may read all.
+    monkeypatch.setattr(Path, "iterdir", listed)
+    monkeypatch.setattr(os, "stat", looked_at)
+    assert scanned(project, "data") == ["data/vocab.txt"]
+    assert "data/closed is left out: cannot be read: Permission denied\n" in capsys.readouterr().err
+    with pytest.raises(sky.InvalidInclude, match=r"includes: cannot be read: Permission denied .*closed"):
+        scanned(project, "data/closed")
+
+
+def test_a_file_that_goes_meanwhile_is_said(project, monkeypatch):
+    monkeypatch.setattr(includes, "check_paths", lambda files: (project / "data/vocab.txt").unlink())
+    with pytest.raises(sky.InvalidInclude, match=r"includes: cannot be read: No such file .*vocab"):
+        scanned(project, "data")
 
 
 def test_what_cannot_be_included_is_said(project, tmp_path, monkeypatch):

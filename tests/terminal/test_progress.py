@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ from rich.console import Console
 
 from skyinfra.client import Pool, run_script
 from skyinfra.client.script import say_that_it_waits
-from skyinfra.deploy.reporting import Line
+from skyinfra.deploy.reporting import Line, Reporter
 from skyinfra.terminal import progress
 from skyinfra.terraform.text import Event
 
@@ -64,6 +66,28 @@ def test_the_line_of_a_block_is_plain_lines_elsewhere() -> None:
     first, last = out.getvalue().splitlines()
     assert first == "session: deploying 1 node of local, H100:1 (simulated) ..."
     assert last.startswith("session: ready, 1 node with 1 slot (")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    "bar",
+    [lambda: progress.working("plan"), lambda: Line("session"), lambda: Reporter("deploy quickstart")],
+    ids=["working", "line", "reporter"],
+)
+def test_a_bar_leaves_the_standard_output_where_it_was_sent(
+    bar: Callable[[], AbstractContextManager[object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, err = io.StringIO(), Terminal()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+    with bar():
+        print("a result")
+    assert out.getvalue() == "a result\n"
+    assert err.getvalue() and "a result" not in err.getvalue()
 
 
 def test_an_error_is_not_called_done(capsys: pytest.CaptureFixture[str]) -> None:
