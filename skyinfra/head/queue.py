@@ -236,7 +236,8 @@ class Queue:
         claimed, self._claimed = self._claimed, []
         yield from [job for job in claimed if job.adopted]
         slots = execution.slots()
-        busy = Counter(job.needs for job in self._running.values())
+        # One on a slot that drains, or is sick, takes none of the others.
+        busy = Counter(job.needs for job in self._running.values() if not execution.on_closed_slot(job.key))
         places = cache(partial(_places, slots))
         while not execution.ended and busy.total() < len(slots):
             selected = self._fair_share.choose(lambda needs: busy[needs] < places(needs))

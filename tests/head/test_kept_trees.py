@@ -137,6 +137,9 @@ class Slots:
     def sent_to(self, key: str) -> str | None:
         return "n1/0"
 
+    def on_closed_slot(self, key: str) -> bool:
+        return False
+
     def release(self, key: str) -> None:
         pass
 
