@@ -298,10 +298,13 @@ class Queue:
     # One of them ----------------------------------------------------------------------------------------------------
 
     async def _run(self, job: Job, execution: Execution) -> None:
-        """Runs the job to its end, with its retries; a slot that fails it costs none, nor one without room."""
+        """Runs the job to its end, with its retries; a slot that fails it costs none, nor one without room. One that
+        has to start again without its secrets, which the head before had, waits for them."""
         moves = Moves()
         try:
             while not (job.settling or job.info.over):
+                if job.lacks and not job.adopted:
+                    return
                 ending = await self._attempt(job, execution)
                 if ending is None and job.key and execution.ended:
                     job.expected = True
