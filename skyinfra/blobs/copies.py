@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import stat
@@ -20,7 +21,7 @@ from skyinfra.protocol.jobs import Written, WrittenFile
 # What programs leave behind that nobody means, as lines of a .gitignore.
 _LEAVINGS = ("__pycache__/", "*.pyc", ".pytest_cache/", ".ipynb_checkpoints/", ".cache/")
 _NAMED = 5
-# Entries of folders that are looked at.
+# Entries of folders that are looked at for the line at the end of a task; for a program all are.
 _MOST = 100_000
 # A file that was not touched has all of them: size, time of the last change in nanoseconds, inode.
 _State = tuple[int, int, int]
@@ -51,12 +52,16 @@ class Copy:
 
     def note(self) -> None:
         """Notes the files that are there now."""
-        self._before = dict(_files(self.folder))
+        self._before = dict(_files(self.folder, [math.inf]))
 
-    def changed(self) -> dict[str, int]:
-        """The sizes of the files that are new or were changed since, by path, without links and leavings of Python."""
+    def changed(self, most: float = math.inf) -> dict[str, int]:
+        """The sizes of the files that are new or were changed since, by path, without links and leavings of Python.
+
+        most: entries of folders that are looked at.
+        """
         leavings = patterns.read(_LEAVINGS)
-        found = sorted((path, state[0]) for path, state in _files(self.folder) if self._before.get(path) != state)
+        files = _files(self.folder, [most])
+        found = sorted((path, state[0]) for path, state in files if self._before.get(path) != state)
         return {path: size for path, size in found if not patterns.meant(path, leavings)}
 
     def written(
@@ -130,7 +135,7 @@ def removed(folder: Path) -> str | None:
     with os.scandir(folder) as items:
         if next(items, None) is None:  # most tasks
             return None
-    changed = Copy(folder).changed()
+    changed = Copy(folder).changed(_MOST)
     if not changed:
         return None
     names = said(named(changed), len(changed), sum(changed.values()))
@@ -159,9 +164,11 @@ def _problem(secret: Sequence[str], large: Mapping[str, int], most: int | None) 
     return "; ".join(found) or None
 
 
-def _files(folder: Path, below: str = "", left: list[int] | None = None) -> Iterator[tuple[str, _State]]:
-    """The files below *folder*, without links, with what tells whether one was changed."""
-    left = [_MOST] if left is None else left
+def _files(folder: Path, left: list[float], below: str = "") -> Iterator[tuple[str, _State]]:
+    """The files below *folder*, without links, with what tells whether one was changed.
+
+    left: how many entries of folders are looked at, which is counted down.
+    """
     with os.scandir(folder) as items:
         for item in items:
             left[0] -= 1
@@ -169,7 +176,7 @@ def _files(folder: Path, below: str = "", left: list[int] | None = None) -> Iter
                 return
             found, path = item.stat(follow_symlinks=False), f"{below}{item.name}"
             if stat.S_ISDIR(found.st_mode):
-                yield from _files(Path(item.path), f"{path}/", left)
+                yield from _files(Path(item.path), left, f"{path}/")
             elif stat.S_ISREG(found.st_mode):
                 yield path, (found.st_size, found.st_mtime_ns, found.st_ino)
 

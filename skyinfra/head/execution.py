@@ -81,6 +81,12 @@ class Execution:
         task = self._scheduler.tasks.get(key)
         return None if task is None or task.processing_on is None else str(task.processing_on.name)
 
+    def on_closed_slot(self, key: str) -> bool:
+        """Returns whether the task *key* is on a slot that takes no others, which is none of `slots`."""
+        task = self._scheduler.tasks.get(key)
+        worker = None if task is None else task.processing_on
+        return bool(worker is not None and worker.status != Status.running)
+
     def release(self, key: str) -> None:
         """Notes that the outcome of an attempt that was taken over is not wanted any more."""
         carried.release(self._scheduler, key)

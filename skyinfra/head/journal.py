@@ -15,6 +15,7 @@ under another name, and renamed.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
@@ -272,8 +273,10 @@ class Journal:
         """Removes what is being forgotten, and calls that never came as a whole."""
         self._cleared = time.monotonic()
         for place in self._folder.glob(".*"):
-            if place.name.startswith(_GONE) or time.time() - place.stat().st_mtime > _STALE_S:
-                shutil.rmtree(place, ignore_errors=True)
+            with contextlib.suppress(FileNotFoundError):  # it has come as a whole meanwhile, and is a job
+                came = max(each.stat().st_mtime for each in (place, *place.glob("call")))
+                if place.name.startswith(_GONE) or time.time() - came > _STALE_S:
+                    shutil.rmtree(place, ignore_errors=True)
 
 
 def _drop(place: Path) -> None:

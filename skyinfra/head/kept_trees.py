@@ -17,7 +17,7 @@ from pathlib import Path
 from skyinfra.blobs.store import BlobStore
 from skyinfra.blobs.trees import Tree, parse_name
 from skyinfra.errors import TaskInputsLost
-from skyinfra.node.folder import writing
+from skyinfra.node.folder import sync_folder, writing
 from skyinfra.program.views import place
 
 
@@ -45,7 +45,12 @@ class KeptTrees:
                 tree = Tree.loads((made / listing).read_bytes())
                 for digest, length in tree.blobs().items():
                     self._take(digest, length, made)
+                # A submission that was answered is on the disk, also its files.
+                for each in (*made.iterdir(), made):
+                    sync_folder(each)
                 made.replace(target)
+                for each in (self._folder, self._folder.parent):
+                    sync_folder(each)
         finally:
             shutil.rmtree(made, ignore_errors=True)
 

@@ -236,7 +236,8 @@ class Queue:
         claimed, self._claimed = self._claimed, []
         yield from [job for job in claimed if job.adopted]
         slots = execution.slots()
-        busy = Counter(job.needs for job in self._running.values())
+        # One on a slot that drains, or is sick, takes none of the others.
+        busy = Counter(job.needs for job in self._running.values() if not execution.on_closed_slot(job.key))
         places = cache(partial(_places, slots))
         while not execution.ended and busy.total() < len(slots):
             selected = self._fair_share.choose(lambda needs: busy[needs] < places(needs))
@@ -297,10 +298,13 @@ class Queue:
     # One of them ----------------------------------------------------------------------------------------------------
 
     async def _run(self, job: Job, execution: Execution) -> None:
-        """Runs the job to its end, with its retries; a slot that fails it costs none, nor one without room."""
+        """Runs the job to its end, with its retries; a slot that fails it costs none, nor one without room. One that
+        has to start again without its secrets, which the head before had, waits for them."""
         moves = Moves()
         try:
             while not (job.settling or job.info.over):
+                if job.lacks and not job.adopted:
+                    return
                 ending = await self._attempt(job, execution)
                 if ending is None and job.key and execution.ended:
                     job.expected = True

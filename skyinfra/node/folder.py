@@ -372,7 +372,7 @@ def _written(file: Path) -> int | None:
 
 
 def sync_folder(path: Path) -> None:
-    """Writes the names in the folder *path* to the disk. Raises OSError."""
+    """Writes the names in the folder *path* to the disk, of a file its content. Raises OSError."""
     folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)

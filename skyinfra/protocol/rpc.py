@@ -89,7 +89,7 @@ async def answered(work: Awaitable[object], catch: type[Exception] = SkyinfraErr
         if isinstance(error, SkyinfraError):
             given = error.given if isinstance(error.given, str | int | float) else None
             document |= {"message": error.message, "field": error.field, "given": given, "hint": error.hint}
-        return {"error": document}
+        return {"error": _utf8(document)}
 
 
 def opened(envelope: Envelope | None, name: str) -> Any:
@@ -124,7 +124,17 @@ def lists(value: Any) -> Any:
 def _plain(value: Any) -> Any:
     if isinstance(value, list):
         return [_plain(item) for item in value]
-    return value.to_json() if isinstance(value, Document) else value
+    return _utf8(value.to_json()) if isinstance(value, Document) else value
+
+
+def _utf8(value: Any) -> Any:
+    """Returns a tree of JSON values with the names of lone surrogates, as in names of files that are not UTF-8, in
+    place of them: Dask closes a connection whose message has one."""
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {key: _utf8(item) for key, item in value.items()}
+    return [_utf8(item) for item in value] if isinstance(value, list) else value
 
 
 def _reader(kind: Any) -> Callable[[Any], object] | None:

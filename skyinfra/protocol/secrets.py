@@ -176,7 +176,9 @@ def check(name: str, value: str) -> None:
             field=f"secret {name}",
             hint="What everybody may see is a variable: --env, or env= of sky.Image.",
         )
-    if "\0" in value or len(value.encode("utf-8", "surrogateescape")) > LONGEST:
+    if value.encode("utf-8", "ignore").decode() != value:
+        raise InvalidField("is no text in UTF-8", field=f"secret {name}", hint="Encode it, as base64 for instance.")
+    if "\0" in value or len(value.encode()) > LONGEST:
         raise InvalidField(
             f"a variable holds at most {LONGEST // 1024} KiB of text without NUL", field=f"secret {name}"
         )

@@ -17,6 +17,7 @@ from typing import Any
 from skyinfra.blobs import payload, unpicklable
 from skyinfra.blobs.payload import Payload
 from skyinfra.errors import TaskNotPicklable
+from skyinfra.errors.printable import printable
 from skyinfra.program import main as program
 from skyinfra.protocol.calls import Header, SecretUse
 from skyinfra.protocol.pickles import Pickler
@@ -61,7 +62,7 @@ class Shipment:
         Raises `TaskNotPicklable`, `SecretNotFound`.
         """
         self.came = time.monotonic()
-        self.name = name or task.name
+        self.name = printable(name or task.name)
         self.key = key or _key(self.name)
         self.settings = task.settings
         self.secrets = secrets

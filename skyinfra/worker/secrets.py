@@ -29,6 +29,8 @@ MASK = b"***"
 _SHORTEST_LINE = 8
 # Characters of a secret that is looked for in results.
 _SHORTEST_SURE = 8
+# Halves of pairs of surrogates; the others stand for bytes that are no UTF-8.
+_HALVES = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 # Seconds between two reads of the output of a task.
 _EVERY_S = 0.05
 _CHUNK = 256 * 1024
@@ -130,7 +132,8 @@ class Masker:
         """*text* with `MASK` in place of each secret."""
         if not self:
             return text
-        return self._pattern.sub(MASK, text.encode("utf-8", "surrogateescape")).decode("utf-8", "surrogateescape")
+        data = _HALVES.sub("\N{REPLACEMENT CHARACTER}", text).encode("utf-8", "surrogateescape")
+        return self._pattern.sub(MASK, data).decode("utf-8", "surrogateescape")
 
     def data(self, data: bytes) -> bytes:
         """*data*, such as a pickle, with as many asterisks in place of each secret: lengths in it stay true."""

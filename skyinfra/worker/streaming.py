@@ -23,6 +23,7 @@ from typing import Any, BinaryIO
 
 from skyinfra.engine.deaths import Death
 from skyinfra.errors import SkyinfraError
+from skyinfra.errors.printable import printable
 from skyinfra.program.bars import Bars
 from skyinfra.protocol import instance
 from skyinfra.protocol.calls import MOST_ITEMS
@@ -209,7 +210,7 @@ def progress(done: float, total: float | None = None, note: str = "") -> None:
     if _runs and (now - _sent_at >= _PROGRESS_S or done == total):
         _sent_at = now
         # Numbers of arrays are no data: the head reads nothing else.
-        said = _masker.text(str(note)) if _masker is not None else str(note)
+        said = printable(_masker.text(str(note)) if _masker is not None else str(note), None)
         relay_progress(float(done), None if total is None else float(total), said)
 
 

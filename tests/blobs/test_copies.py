@@ -50,6 +50,19 @@ def test_of_what_is_wanted_too_much_and_secrets_are_left_out(copy: Copy) -> None
     assert copy.written(())[1] == []
 
 
+def test_of_a_program_all_files_are_found_and_of_a_task_the_first(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copies, "_MOST", 3)
+    wrote = {f"out/{number}.bin": 1 for number in range(8)}
+    (copy.folder / "out").mkdir()
+    for path in wrote:
+        (copy.folder / path).write_text("x")
+    assert copy.changed() == wrote
+    copy.note()
+    assert copy.changed() == {}
+    told = copies.removed(copy.folder / "out")
+    assert told is not None and told.count("(1 byte)") == 3 and "other" not in told
+
+
 def test_files_are_named_in_a_line_the_largest_first() -> None:
     files = {f"{number}.bin": number for number in range(8)}
     text = copies.said(copies.named(files), 8, sum(files.values()))

@@ -19,6 +19,7 @@ import skyinfra as sky
 from skyinfra.client import open_pool
 from skyinfra.submission import dispatch, watching
 from skyinfra.submission.watching import Watcher
+from skyinfra.worker import streaming
 
 
 @sky.compute
@@ -172,6 +173,14 @@ def test_nothing_is_printed_where_nobody_wants_it(fleet, tmp_path, capfd):
 
 def test_progress_outside_of_a_task_is_nothing():
     assert sky.progress(1, 2) is None
+
+
+def test_a_note_that_is_no_text_in_utf_8_can_be_sent():
+    sent = []
+    with streaming.sending_output(None, lambda *what: sent.append(what), str):
+        sky.progress(1, 2, os.fsdecode(b"caf\xe9"))
+        assert streaming.last_progress().note.encode() == rb"caf\udce9"
+    assert sent == [("progress", [1.0, 2.0, r"caf\udce9"])]
 
 
 def test_how_far_a_task_is_arrives(fleet, monkeypatch):

@@ -13,12 +13,16 @@ from pathlib import Path
 
 import pytest
 from checks.leaks import files_with, processes_with
+from journals import heads
+from journals.samples import IDENTITY
 from local_fleets.running_node import BIG, RunningNode, h100, until
 from tasks_on_nodes.jobs import manifest_of, starts, wait_for
 
 import skyinfra as sky
 from skyinfra.client import ask, connect, detach_script, open_pool
-from skyinfra.protocol import questions
+from skyinfra.head import queue
+from skyinfra.protocol import failures, questions, services
+from skyinfra.protocol.calls import Header, Outcome, SecretUse
 from skyinfra.tasks import Task
 
 MakeNode = Callable[..., RunningNode]
@@ -108,6 +112,45 @@ def test_a_job_waits_for_its_secret_after_its_head_was_killed(
     (tmp_path / "token").unlink()
     assert files_with(secret, head.path) == [] and processes_with(secret) == {}
     assert "Traceback" not in head.directory.log_file.read_text()
+
+
+@pytest.mark.parametrize("ends", ["fails", "is lost"])
+def test_a_job_that_goes_on_and_has_to_start_again_waits_for_its_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    monkeypatch.setattr(queue, "_BACK_S", 60.0)
+    use = SecretUse("A_TOKEN", "A_TOKEN", f"{IDENTITY}.1")
+    header = Header("train-1", "train", "", secrets=(use,)).dumps().decode()
+
+    async def give(head: heads.Head) -> None:
+        await head.ask(services.job_secrets, job="holds", values={"A_TOKEN": "value"})
+
+    async def first(head: heads.Head, fleet: heads.Slots) -> None:
+        await head.submit("holds", identity=IDENTITY, header=header, retries=1)
+        await give(head)
+        await heads.until(lambda: fleet.started == ["holds"])
+
+    async def second(head: heads.Head, fleet: heads.Slots) -> None:
+        head.jobs.claim(f"{(await head.info('holds')).key}.1", "n2/0")
+        await heads.until(lambda: fleet.adopted == ["holds"])
+        fleet.there.append({"slot": 1.0})
+        (attempt,) = fleet.tasks.values()
+        failed = Outcome(failure=failures.of(ValueError("x"), below=__file__))
+        attempt.set_result(failed if ends == "fails" else None)
+        # The slot is free for another one.
+        await head.submit("other")
+        await heads.until(lambda: fleet.started == ["other"])
+        info = await head.info("holds")
+        assert (info.state, info.lacks, info.attempts) == ("queued", ("A_TOKEN",), 1)
+        await give(head)
+        fleet.end("other")
+        await heads.until(lambda: fleet.started == ["other", "holds"])
+        fleet.end("holds")
+        info = await head.info("holds", 10)
+        assert (info.state, info.attempts) == ("done", 2)
+
+    heads.on_head(tmp_path, first)
+    heads.on_head(tmp_path, second, slots=heads.Slots(0))
 
 
 @pytest.mark.slow

@@ -85,6 +85,32 @@ def test_parts_of_a_call_arrive_in_any_way(tmp_path: Path) -> None:
         journal.stage("../../../etc/cron.d/evil".ljust(32, "0"), 0, b"x")
 
 
+def test_a_call_that_becomes_a_job_while_others_are_cleared_is_in_nobodys_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, glob = tmp_path / "jobs", Path.glob
+
+    def with_one_that_goes(self: Path, pattern: str) -> list[Path]:
+        return [*glob(self, pattern), *([self / f".{'f' * 32}"] if self == folder else [])]
+
+    monkeypatch.setattr(Path, "glob", with_one_that_goes)
+    folder.mkdir()
+    assert Journal(folder).stage(IDENTITY, 0, CALL) == len(CALL)
+
+
+def test_a_call_is_stale_when_none_of_its_parts_came_for_long(tmp_path: Path) -> None:
+    folder = tmp_path / "jobs"
+    place, other = folder / f".{IDENTITY}", "f" * 32
+    Journal(folder).stage(IDENTITY, 0, CALL[:100])
+    os.utime(place, (0, 0))
+    Journal(folder).stage(other, 0, CALL)
+    assert Journal(folder).stage(IDENTITY, 100, CALL[100:]) == len(CALL)
+    for each in (place / "call", place):
+        os.utime(each, (0, 0))
+    Journal(folder).stage(other, 0, CALL)
+    assert not place.exists()
+
+
 def test_a_call_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "LARGEST", 4 * 2**20)
     journal = Journal(tmp_path / "jobs")

@@ -75,6 +75,24 @@ def test_what_is_held_comes_back_until_it_is_released(tmp_path: Path, store: Blo
     assert list((tmp_path / "kept").iterdir()) == []
 
 
+def test_what_is_held_is_on_the_disk(
+    tmp_path: Path, store: BlobStore, kept: KeptTrees, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, fsync = tmp_path / "kept", os.fsync
+    # By whether the tree has its name already.
+    noted: dict[bool, set[int]] = {False: set(), True: set()}
+
+    def note(handle: int) -> None:
+        noted[any(folder.glob("[!.]*"))].add(os.fstat(handle).st_ino)
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", note)
+    kept.hold(synced(store).name)
+    (held,) = folder.iterdir()
+    assert noted[False] >= {each.stat().st_ino for each in (held, *held.iterdir())}
+    assert noted[True] == {each.stat().st_ino for each in (folder, tmp_path)}
+
+
 def test_what_is_gone_already_cannot_be_held(tmp_path: Path, store: BlobStore, kept: KeptTrees) -> None:
     for missing in (digest_of(b"b"), None):
         tree = synced(store)
@@ -136,6 +154,9 @@ class Slots:
 
     def sent_to(self, key: str) -> str | None:
         return "n1/0"
+
+    def on_closed_slot(self, key: str) -> bool:
+        return False
 
     def release(self, key: str) -> None:
         pass

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import asyncio
 import inspect
+import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from skyinfra.head.scheduler import FleetScheduler
 from skyinfra.mig import Placement
 from skyinfra.protocol import rpc, services
 from skyinfra.protocol.fleet import FleetLayout
-from skyinfra.protocol.jobs import JobInfo, Submission
+from skyinfra.protocol.jobs import JobInfo, Submission, Written, WrittenFile
 from skyinfra.protocol.rpc import Call
 
 PACKAGE = Path(rpc.__file__).parents[1]
@@ -54,6 +56,22 @@ def test_documents_and_bytes_arrive_as_they_were() -> None:
     assert ask(services.blobs_read, lambda parts: [b"a", None], parts=[("d", 0, 1)]) == (b"a", None)
     assert ask(services.blobs_drop, lambda upload: None, upload="u") is None
     assert ask(services.dashboard_receive, lambda number, wait_s: None, number=1, wait_s=0) is None
+
+
+def test_text_that_no_utf_8_can_have_arrives_with_its_name() -> None:
+    name = os.fsdecode(b"caf\xe9.csv")
+    written = Written(left=(WrittenFile(name, 3),), left_count=1, left_bytes=3)
+    seen: list[Written] = []
+
+    def take(key: str, written: Written) -> bool:
+        seen.append(written)
+        raise sky.InvalidField("a problem", given=name)
+
+    with pytest.raises(sky.InvalidField) as caught:
+        ask(services.job_written, take, key="k", written=written)
+    assert (seen[0].left[0].path, caught.value.given) == (r"caf\udce9.csv",) * 2
+    jobs = [replace(JOB, problem=f"ValueError: {name} é"), JOB]
+    assert ask(services.job_list, lambda: jobs) == [replace(JOB, problem=r"ValueError: caf\udce9.csv é"), JOB]
 
 
 def test_a_document_that_makes_no_sense_is_refused_on_either_side() -> None:

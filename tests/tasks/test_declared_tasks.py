@@ -121,6 +121,11 @@ def test_a_method_keeps_its_object_and_its_options():
     assert len(data) < 300, "it is named"
 
 
+def test_the_name_of_a_task_can_be_sent():
+    name = os.fsdecode(b"caf\xe9.py")
+    assert pickling.Shipment(Task(len, ("1",)), topic="", name=name).name.encode() == rb"caf\udce9.py"
+
+
 def test_gather_takes_tasks_only():
     with pytest.raises(TypeError, match="argument 1 is int"):
         sky.gather(double(1), 3)  # type: ignore[call-overload]

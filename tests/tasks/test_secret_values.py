@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import sys
 import types
@@ -77,6 +78,13 @@ def test_a_value_that_cannot_be_masked_or_held_is_refused(tmp_path: Path, value:
     file.write_text(value)
     message = raises(sky.InvalidField, look_up, sky.Secret("A_TOKEN", file=str(file)))
     assert why in message and value not in message
+
+
+def test_a_value_that_is_no_text_in_utf_8_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    value = os.fsdecode(b"t0p-caf\xe9")
+    monkeypatch.setenv("A_TOKEN", value)
+    message = raises(sky.InvalidField, look_up, sky.Secret("A_TOKEN"))
+    assert "UTF-8" in message and value[:3] not in message
 
 
 @pytest.mark.parametrize("name", ["", "A-B", "1A", f"hf-{VALUE}", "SKYINFRA_SECRETS", "A B"])

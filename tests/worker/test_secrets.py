@@ -63,6 +63,13 @@ def test_each_line_of_a_secret_is_masked_by_itself_unless_it_is_short() -> None:
     assert masker.text("{}") == "{}"
 
 
+def test_text_that_is_no_utf_8_is_masked() -> None:
+    masker = Masker(["s3cret-value", "schlüssel"])
+    assert masker.text("s3cret-value \ud83d caf\udce9 schl\udcc3\udcbcssel") == "*** \ufffd caf\udce9 ***"
+    failure = masker.failure(failures.of(ValueError("s3cret-value \ud83d"), below=__file__))
+    assert failure.summary == "ValueError: *** \ufffd"
+
+
 def test_an_exception_without_the_secret_is_still_that_exception() -> None:
     try:
         try:

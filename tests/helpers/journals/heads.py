@@ -23,7 +23,8 @@ T = TypeVar("T")
 
 
 class Slots:
-    """Stands for a fleet: *count* slots, whose tasks end when the test says so."""
+    """Stands for a fleet: *count* slots, whose tasks end when the test says so. closed: jobs on slots that are none of
+    them any more."""
 
     def __init__(self, count: int = 1, **resources: int) -> None:
         self.there: list[dict[str, float]] = [{"slot": 1.0, **resources} for _ in range(count)]
@@ -31,6 +32,7 @@ class Slots:
         self.adopted: list[str] = []
         self.stopped: list[str] = []
         self.closing = False
+        self.closed: set[str] = set()
         self.tasks: dict[str, asyncio.Future[Outcome | None]] = {}
 
     def slots(self) -> list[dict[str, float]]:
@@ -67,6 +69,9 @@ class Slots:
 
     def sent_to(self, key: str) -> str | None:
         return "n1/0" if key in self.tasks else None
+
+    def on_closed_slot(self, key: str) -> bool:
+        return key.split("-")[0] in self.closed
 
     def release(self, key: str) -> None:
         pass
