@@ -233,9 +233,12 @@ cache = None
 class Net:
     rate = 0
     def go(self): return LOCK, setting, LIMIT, UNCHANGED
-def helper(): return TABLE, cache, Net().go()
+CONFIG = dict(lr=1e-3, sizes=list((4 * 1024,)))
+SAME = dict(size=4 * 1024)
+NAMES = set()
+def helper(): return TABLE, CONFIG, NAMES, cache, Net().go()
 def function(): return helper()
-def alone(): return UNCHANGED
+def alone(): return UNCHANGED, SAME
 
 def values(task):
     needs = Needs()
@@ -248,9 +251,12 @@ if __name__ == "__main__":
     TABLE["b"] = 2
     def late(): return alone()
     found = values(Task(function))
-    assert found.values == {"setting": {"lr": 1}, "LIMIT": 5, "TABLE": {"a": 1, "b": 2}}, found.values
+    changed = {"TABLE": {"a": 1, "b": 2}, "CONFIG": {"lr": 1, "sizes": [4096]}, "NAMES": {"a"}}
+    assert found.values == {"setting": {"lr": 1}, "LIMIT": 5, **changed}, found.values
     assert found.modules == {"__main__"}
     assert values(Task(alone)).values == {}
+    CONFIG["lr"] = 1
+    NAMES.add("a")
     assert values(Task(len, (Net(),))).values.keys() == {"setting", "LIMIT"}
     assert "late" in values(Task(lambda: late())).values
     call, included = pickling.dump_call(Task(function))
@@ -275,6 +281,45 @@ def test_a_script_without_such_a_block_travels_by_value(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(text)
     done = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.stdout == "None\n", done.stderr
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("4 * 1024 - 2**10", 3072),
+        ("dict(a=[-1], b={2: (3,)})", {"a": [-1], "b": {2: (3,)}}),
+        ("dict([(1, 2)]) | {3: {4}}", {1: 2, 3: {4}}),
+        ("[None] * 3 + list('a')", [None, None, None, "a"]),
+        ("float('inf')", float("inf")),
+        ("frozenset()", frozenset()),
+    ],
+)
+def test_plain_data_is_known_however_it_is_written(text: str, value: object) -> None:
+    found = script(f"X = {text}\n")
+    assert not found.has_changed("X", value) and found.has_changed("X", 0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "os.cpu_count()",
+        "cpus",
+        "dict.fromkeys('a')",
+        "dict(**{'a': 1})",
+        "[*{1}]",
+        "list(range(3))",
+        "10**10**10",
+        "1 << 10**9",
+        "'x' * 10**9",
+        "10**9 * [0]",
+        "'%1000000000d' % 1",
+        "1 / 0",
+        "-{}",
+        "{[]}",
+    ],
+)
+def test_what_is_computed_or_large_is_the_own_of_each_node(text: str) -> None:
+    assert not script(f"X = {text}\n").has_changed("X", 0)
+
+
 
 
 REACHED = """
