@@ -193,11 +193,15 @@ class _Process:
                     self._outcome = content
                     self._after(_LAST_WORDS_S, self._kill)
         code = process.wait()
-        if self._outcome is None and not self._failed and code != 0 and not self._over:
+        if self._outcome is None and not self._failed and not self._is_end(code) and not self._over:
             if code > 0 and not self._begun:
                 return
             self._failed = True
             self._head.wait(self._head.report(died=True))
+    def _is_end(self, code: int) -> bool:
+        """Returns whether a rank without an outcome has ended well with *code*: a function gives its result first."""
+        return code == 0 and self._work.call is None
+
 
     def _ended(self, code: int) -> RankEnd:
         if self._late:
@@ -205,7 +209,7 @@ class _Process:
             self._outcome = pickle.dumps(calls.Outcome(failure=failures.of(error, below=__file__)))
         if self._outcome is None and self._over and not self._failed:
             return RankEnd()
-        ok = not self._failed and not self._late and (self._outcome is not None or code == 0)
+        ok = not self._failed and not self._late and (self._outcome is not None or self._is_end(code))
         if ok:
             self._head.wait(self._head.report(ok=True))
         return RankEnd(self._outcome, code if self._work.call is None or self._outcome is None else None, ok)
