@@ -215,7 +215,7 @@ def _perform(
     log = output.Log(file, masker.text if masker else None)
     ended: list[Outcome] = []
     try:
-        with task_folder.surrounded(task.env, task.workdir), output.logging_to(log):
+        with task_folder.surrounded(task.env, task.workdir, task.tree), output.logging_to(log):
             _call(task, call, start, masker, is_late, sender, ended.append)
     except Exception as error:
         if not ended:
@@ -326,9 +326,7 @@ class _Chunk:
             with (
                 contextlib.suppress(KeyboardInterrupt),
                 attempts.counted(task.key, task.name) as starts,
-                output.captured(
-                    task.key, Path(os.environ[instance.NODE_DIRECTORY]), running=attempts.running
-                ) as file,
+                output.captured(task.key, Path(os.environ[instance.NODE_DIRECTORY]), running=attempts.running) as file,
                 streaming.sending_output(file, self._say if task.echo else None, lambda: self._now.key),
                 cancellation.stoppable(task.key),
             ):

@@ -29,8 +29,7 @@ from skyinfra.node import faults
 from skyinfra.protocol import calls, failures, gang, services
 from skyinfra.protocol.calls import PROGRAM_GRACE_S
 from skyinfra.protocol.gang import GangState, Rank, RankEnd, Work
-from skyinfra.worker import cancellation, rank, scripts, streaming
-from skyinfra.worker.task_folder import linked
+from skyinfra.worker import cancellation, rank, scripts, streaming, task_folder
 
 # After a head that did not answer.
 _PAUSE_S = 0.1
@@ -161,7 +160,7 @@ class _Process:
             folder, variables = made.folder, made.env
             self._work = replace(self._work, name=str(made.path.relative_to(folder)))
         else:
-            folder, variables = stack.enter_context(linked(variables))
+            folder, variables = stack.enter_context(task_folder.copied(variables))
         with faults.raised_by_node():
             pipe, theirs = multiprocessing.Pipe()
         with theirs:
@@ -198,10 +197,10 @@ class _Process:
                 return
             self._failed = True
             self._head.wait(self._head.report(died=True))
+
     def _is_end(self, code: int) -> bool:
         """Returns whether a rank without an outcome has ended well with *code*: a function gives its result first."""
         return code == 0 and self._work.call is None
-
 
     def _ended(self, code: int) -> RankEnd:
         if self._late:
