@@ -130,12 +130,12 @@ def said(files: Sequence[WrittenFile], count: int, size: int) -> str:
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
-def removed(folder: Path) -> str | None:
-    """Says which files a task wrote in *folder*, which is about to be removed; None where it wrote none."""
-    with os.scandir(folder) as items:
+def removed(copy: Copy) -> str | None:
+    """Says which files a task wrote in *copy*, which is about to be removed; None where it wrote none."""
+    with os.scandir(copy.folder) as items:
         if next(items, None) is None:  # most tasks
             return None
-    changed = Copy(folder).changed(_MOST)
+    changed = copy.changed(_MOST)
     if not changed:
         return None
     names = said(named(changed), len(changed), sum(changed.values()))

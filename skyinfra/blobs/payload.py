@@ -10,6 +10,7 @@ Large byte strings are left out of the stream, too: calls that have the same one
 from __future__ import annotations
 
 import hashlib
+import operator
 import pickle
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -125,6 +126,17 @@ class Apart:
 
     def __reduce__(self) -> tuple[object, ...]:
         return pickle.loads, (self.pickled,)
+
+
+@dataclass(frozen=True)
+class Member:
+    """A value of the mapping that is *apart*, by its name there."""
+
+    apart: Apart
+    name: object
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return operator.getitem, (self.apart, self.name)
 
 
 def pack(

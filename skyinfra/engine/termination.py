@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import builtins
 import os
-import signal
 
-from skyinfra.errors.signals import ENDING, catch, is_first
+from skyinfra.errors.signals import catch, default_in_forks, is_first
 from skyinfra.protocol.instance import VARIABLE
 
 
@@ -32,11 +31,5 @@ def _leave(number: int, _frame: object) -> None:
         raise Terminated(number)
 
 
-def _in_child() -> None:
-    # The blocks of a forked process are its parent's.
-    for number in ENDING:
-        if signal.getsignal(number) is _leave:
-            signal.signal(number, signal.SIG_DFL)
-
-
-os.register_at_fork(after_in_child=_in_child)
+# The blocks of a forked process are its parent's.
+default_in_forks(_leave)

@@ -35,6 +35,17 @@ def catch(handler: Handler) -> dict[int, Any]:
     return {number: signal.signal(number, handler) for number in free}
 
 
+def default_in_forks(handler: Handler) -> None:
+    """Makes signals of `ENDING` that *handler* takes in this process end the processes that are forked from it."""
+
+    def reset() -> None:
+        for number in ENDING:
+            if signal.getsignal(number) is handler:
+                signal.signal(number, signal.SIG_DFL)
+
+    os.register_at_fork(after_in_child=reset)
+
+
 def restore(before: dict[int, Any]) -> None:
     """Sets the handlers that `catch` returned."""
     for number, handler in before.items():

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
-from skyinfra.blobs.payload import Apart, Payload
+from skyinfra.blobs.payload import Apart, Member, Payload
 from skyinfra.blobs.store import in_words
+from skyinfra.program import main as program
+from skyinfra.tasks.task import Task
+
+K = TypeVar("K")
 
 # Of a call, from which on it is looked at.
 LARGE = 10 * 2**20
@@ -29,18 +33,30 @@ _known: weakref.WeakSet[Any] = weakref.WeakSet()
 Pack = Callable[[object], Payload]
 
 
-def packed(values: tuple[object, ...], pack: Pack, *, of: object) -> Payload:
-    """Returns *values*, the call of the function *of*, packed; large ones as parts of their own.
+def packed(task: Task[Any], values: dict[str, object], pack: Pack) -> Payload:
+    """Returns the call of *task*, with *values* of global variables, packed; large ones as parts of their own.
 
     Calls whose stream is large for what they have in common, such as the global variables of a function, share it then.
     """
-    if not _is_known(of):
-        found = pack(values)
+    if not _is_known(task.function):
+        found = pack(call(task.function, task.args, task.kwargs, values))
         if sum(map(len, found.pieces)) < LARGE:
             return found
         with suppress(TypeError):  # such an object is looked at each time
-            _known.add(of)
-    return pack(tuple(_apart(value, pack) for value in values))
+            _known.add(task.function)
+    function = _apart({"": task.function}, pack)[""]
+    given = _apart({**dict(enumerate(task.args)), **task.kwargs}, pack)
+    args = tuple(given[index] for index in range(len(task.args)))
+    return pack(call(function, args, {name: given[name] for name in task.kwargs}, _apart(values, pack)))
+
+
+def call(
+    function: object, args: tuple[object, ...], kwargs: Mapping[str, object], values: Mapping[str, object]
+) -> tuple[object, ...]:
+    """Returns the call of *function* as a node gets it: its global variables have *values* then."""
+    if values:
+        return program.with_values, (dict(values), function, *args), dict(kwargs)
+    return function, args, dict(kwargs)
 
 
 def _is_known(function: object) -> bool:
@@ -49,13 +65,14 @@ def _is_known(function: object) -> bool:
     return False
 
 
-def _apart(value: object, pack: Pack) -> object:
-    if type(value) in (tuple, dict):
-        if isinstance(value, dict):
-            return {name: _apart(each, pack) for name, each in value.items()}
-        return tuple(_apart(each, pack) for each in value)  # type: ignore[attr-defined]
-    alone = pack(value)
-    return Apart(alone.joined()) if not alone.buffers and alone.size >= _VALUE else value
+def _apart(values: Mapping[K, object], pack: Pack) -> dict[K, object]:
+    """Returns *values*, of which the large ones are a part: one for all, as what they share is one object there too."""
+    found = {name: pack(each) for name, each in dict(values).items()}
+    large = {name: each for name, each in found.items() if not each.buffers and each.size >= _VALUE}
+    if len(large) < 2:
+        return {**values, **{name: Apart(each.joined()) for name, each in large.items()}}
+    together = Apart(pack({name: values[name] for name in large}).joined())
+    return {**values, **{name: Member(together, name) for name in large}}
 
 
 def notice(name: str, packed: Payload, values: Iterable[tuple[str, object]], pack: Pack) -> None:

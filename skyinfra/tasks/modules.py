@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from skyinfra import syntax
+from skyinfra.protocol import secrets
 
 # A package goes as a whole, since it may import its modules by computed names, and so do the data files in its folder,
 # unless it has more files or bytes of these.
@@ -171,13 +172,18 @@ def data_of(sources: Iterable[Source]) -> list[Data]:
 
 
 def _data(path: str, folder: Path) -> list[Data]:
-    files = [file for file in _files_of(folder) if file.suffix not in (".py", ".pyc")]
+    files = [file for file in _files_of(folder) if file.suffix not in (".py", ".pyc") and not _stays(file)]
     try:
         if len(files) > _MOST_FILES or sum(file.stat().st_size for file in files) > _MOST_BYTES:
             return []
         return [Data(f"{path}/{file.relative_to(folder).as_posix()}", file, file.read_bytes()) for file in files]
     except OSError:  # one that comes and goes, or that is not for us
         return []
+
+
+def _stays(file: Path) -> bool:
+    """Returns whether *file* holds secrets: it is Terraform's state, or a secret is read from it."""
+    return ".tfstate" in file.name or secrets.is_read_from(file.resolve())
 
 
 def are_current(sources: Iterable[Source]) -> bool:

@@ -149,14 +149,13 @@ def _pack_call(task: Task[Any], needs: Needs, *, whole: bool = False) -> Payload
         )
     pack = functools.partial(_pack, needs=needs)
     try:
-        call: tuple[object, ...] = task.function, task.args, dict(task.kwargs)
-        packed = pack(call, whole=True) if whole else large.packed(call, pack, of=task.function)
         known = -1
         while known < len(needs.values):  # values may be functions that use others
             known = len(needs.values)
-            if known:
-                call = program.with_values, (needs.values, task.function, *task.args), dict(task.kwargs)
-                packed = pack(call, whole=True) if whole else large.packed(call, pack, of=task.function)
+            if whole:
+                packed = pack(large.call(task.function, task.args, task.kwargs, needs.values), whole=True)
+            else:
+                packed = large.packed(task, needs.values, pack)
     except TaskNotPicklable:  # of what the object of a method is made from
         raise
     except Exception as error:

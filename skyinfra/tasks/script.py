@@ -17,10 +17,11 @@ import pickle
 import sys
 import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import cloudpickle
 
@@ -74,8 +75,8 @@ class Script:
             if not isinstance(each, ast.Assign | ast.AnnAssign) or each.value is None:
                 continue
             targets = each.targets if isinstance(each, ast.Assign) else [each.target]
-            with contextlib.suppress(ValueError, TypeError, SyntaxError, RecursionError):
-                value = ast.literal_eval(each.value)
+            with contextlib.suppress(ValueError, TypeError, ArithmeticError, MemoryError, RecursionError):
+                value = _plain(each.value)
                 for target in targets:
                     names, values = [target], [value]
                     if isinstance(target, ast.Tuple | ast.List):
@@ -180,6 +181,62 @@ def _global_names(code: types.CodeType) -> Iterator[str]:
     for each in dis.get_instructions(code):
         if each.opname in ("LOAD_GLOBAL", "LOAD_NAME") and isinstance(each.argval, str):
             yield each.argval
+
+
+# What makes plain data, besides literals.
+_KINDS: dict[str, Callable[..., Any]] = {each.__name__: each for each in (dict, float, frozenset, list, set, tuple)}
+_OPERATIONS: dict[type[ast.AST], Callable[..., Any]] = {
+    ast.UAdd: operator.pos,
+    ast.USub: operator.neg,
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+    ast.LShift: operator.lshift,
+    ast.BitOr: operator.or_,
+}
+_MOST_EXPONENT = 64
+
+
+def _plain(node: ast.expr | None) -> Any:
+    """Returns the value of literals, of arithmetic with them, and of calls such as ``dict(lr=0.1)``.
+
+    Raises ValueError for any other expression, and what computing the value raises.
+    """
+    match node:
+        case ast.Constant(value=value):
+            return value
+        case ast.List(elts=parts) | ast.Set(elts=parts) | ast.Tuple(elts=parts):
+            return _KINDS[type(node).__name__.lower()](map(_plain, parts))
+        case ast.Dict(keys=keys, values=values):
+            return dict(zip(map(_plain, keys), map(_plain, values), strict=True))
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=words) if name in _KINDS and all(
+            word.arg for word in words
+        ):
+            return _KINDS[name](*map(_plain, args), **{str(word.arg): _plain(word.value) for word in words})
+        case ast.UnaryOp(op=sign, operand=operand) if type(sign) in _OPERATIONS:
+            return _OPERATIONS[type(sign)](_plain(operand))
+        case ast.BinOp(left=left, op=operation, right=right) if type(operation) in _OPERATIONS:
+            first, second = _plain(left), _plain(right)
+            if _is_small(first, operation, second):
+                return _OPERATIONS[type(operation)](first, second)
+    raise ValueError("is no plain data")
+
+
+def _is_small(first: Any, operation: ast.operator, second: Any) -> bool:
+    """Returns whether the result is about as large as its operands: another one costs time and memory once more."""
+    numbers = isinstance(first, int | float | complex) and isinstance(second, int | float | complex)
+    match operation:
+        case ast.Pow() | ast.LShift():
+            return numbers and bool(second <= _MOST_EXPONENT)
+        case ast.Mod():
+            return numbers
+        case ast.Mult():
+            return numbers or (isinstance(second, int) and len(first) * second <= _SMALL)
+    return True
 
 
 class _LargeError(Exception):

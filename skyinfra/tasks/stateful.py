@@ -7,7 +7,7 @@ import hashlib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, overload
 
 from skyinfra.errors import InvalidField, check_kind
 from skyinfra.protocol import secrets
@@ -35,6 +35,7 @@ class Stateful(Decorated, Generic[C]):
         check_kind("keep", keep, int, "a number from 1")
         if keep < 1:
             raise InvalidField("a number from 1", field="keep", given=keep)
+        _check_names(kind)
         self.kind = kind
         self.settings = settings
         self.keep = keep
@@ -114,7 +115,7 @@ class Handle(Generic[C]):
         """A task that lets the object of one slot go: ``model.release() @ pool``. True where the slot had one."""
         return Task(stateful.release, (_Digest(self),), settings=Options(slot=self._settings.slot))
 
-    def recipe(self, needs: Needs | None = None) -> stateful.Recipe:
+    def _recipe(self, needs: Needs | None = None) -> stateful.Recipe:
         """Returns the recipe of the object, which has another digest where code of its class has changed.
 
         *needs*: gets the own modules that the class needs. Raises `TaskNotPicklable`.
@@ -143,6 +144,9 @@ class Handle(Generic[C]):
         recipe = stateful.Recipe(name, digest, self._made_by.keep, data)
         return _Made(included, recipe, met, needs.modules, code)
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"{self!r} is known here alone; its methods can be sent: pass counter.add, not counter")
+
     def __repr__(self) -> str:
         return f"<handle of {self._made_by.kind.__qualname__}>"
 
@@ -158,10 +162,10 @@ class _Method(InObject):
         self.__qualname__ = f"{handle._made_by.kind.__qualname__.rpartition('.')[2]}.{name}"
 
     def __call__(self, *args: object, **kwargs: object) -> object:
-        return stateful.Method(self._handle.recipe(), self._name)(*args, **kwargs)
+        return stateful.Method(self._handle._recipe(), self._name)(*args, **kwargs)
 
     def reduced(self, needs: Needs | None) -> tuple[Any, ...]:
-        return stateful.Method, (self._handle.recipe(needs), self._name)
+        return stateful.Method, (self._handle._recipe(needs), self._name)
 
 
 class _Digest(InObject):
@@ -171,7 +175,19 @@ class _Digest(InObject):
         self._handle = handle
 
     def reduced(self, needs: Needs | None) -> tuple[Any, ...]:
-        return str, (self._handle.recipe(needs).digest,)
+        return str, (self._handle._recipe(needs).digest,)
+
+
+def _check_names(kind: type[Any]) -> None:
+    """Raises `InvalidField` where a method of *kind* could not be called: `Handle` has one of that name."""
+    for name in ("on", "release"):
+        method = vars(kind).get(name)
+        if callable(method) and not stateful.is_marked(method):
+            raise InvalidField(
+                f"objects of @sky.cls have a method {name}() of ours, which would be called instead",
+                field=f"{kind.__qualname__}.{name}",
+                hint="Give it another name.",
+            )
 
 
 def _check_arguments(kind: type[Any], args: tuple[object, ...], kwargs: dict[str, object]) -> None:

@@ -215,7 +215,7 @@ def _perform(
     log = output.Log(file, masker.text if masker else None)
     ended: list[Outcome] = []
     try:
-        with task_folder.surrounded(task.env, task.workdir), output.logging_to(log):
+        with task_folder.surrounded(task.env, task.workdir, task.tree), output.logging_to(log):
             _call(task, call, start, masker, is_late, sender, ended.append)
     except Exception as error:
         if not ended:
@@ -238,13 +238,11 @@ def _call(
         # What modules set as they are imported stays, as they do.
         with cancellation.reachable():
             function, args, kwargs = load(task, call)
-    except BaseException as error:
-        if is_late() and isinstance(error, KeyboardInterrupt):
-            raise
+    except BaseException as error:  # noqa: BLE001 - what is unpickled may raise anything
         if (failed := faults.of_loading(error)) is not None:
             raise failed from (error if failed is not error else error.__cause__)
         with cancellation.reachable():
-            end(_raised(task, error, masker))
+            end(_raised(task, error, masker, late=is_late()))
             return
     _for_itself(function)
     with fence.around(), cancellation.reachable():
@@ -260,9 +258,9 @@ def _call(
             end(outcome if sent is None else replace(outcome, items=sent))
         except BaseException as error:
             calling.quiet()
-            if faults.of_own(function, error) or (is_late() and isinstance(error, KeyboardInterrupt)):
+            if faults.of_own(function, error):
                 raise
-            end(_raised(task, error, masker))
+            end(_raised(task, error, masker, late=is_late()))
 
 
 def _for_itself(function: Callable[..., object]) -> None:
@@ -272,10 +270,15 @@ def _for_itself(function: Callable[..., object]) -> None:
         main_thread.admit(fresh=True)
 
 
-def _raised(task: Header, error: BaseException, masker: Masker | None) -> Outcome:
-    """Returns the outcome of a task whose function, or whose arguments as they were unpickled, raised *error*."""
+def _raised(task: Header, error: BaseException, masker: Masker | None, *, late: bool) -> Outcome:
+    """Returns the outcome of a task whose function, or whose arguments as they were unpickled, raised *error*.
+
+    late: raises KeyboardInterrupt, in whatever *error* a library may have turned it.
+    """
     if faults.suspect(error):
         main_thread.replace_after_task()
+    if late:
+        raise KeyboardInterrupt().with_traceback(error.__traceback__) from None
     return _failed(task, error, masker)
 
 

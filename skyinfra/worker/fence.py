@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import faulthandler
 import gc
 import locale
 import os
@@ -182,6 +183,8 @@ def _quiet(handlers: tuple[Any, ...]) -> None:
 def _put_back(before: list[Any]) -> list[str]:
     """Puts the state back as *before*; returns what cannot be."""
     lost = []
+    # That of the task would end the process under another one. Ours is for its code alone, which has ended.
+    faulthandler.cancel_dump_traceback_later()
     output.flush()
     _set_loop_policy(None)
     for (name, ask, put), was in zip(_STATE, before, strict=True):

@@ -31,6 +31,7 @@ from skyinfra.engine import carried, dask_client, dask_comms, dask_worker, main_
 from skyinfra.engine.deaths import Death
 from skyinfra.engine.waiting import within
 from skyinfra.errors import NotSupported, SkyinfraError
+from skyinfra.errors.signals import default_in_forks
 from skyinfra.node import children, faults, shares
 from skyinfra.protocol import calls, services
 from skyinfra.protocol.instance import GPU_MEMORY, NODE_DIRECTORY, STARTUP_KEY, VARIABLE, InstanceInfo
@@ -65,6 +66,13 @@ _OOM_SCORE = 500
 # Is set on nodes with a grace: batch systems send SIGTERM to all processes at once, and the runner alone decides here.
 OUTLIVES_SIGTERM = "SKYINFRA_OUTLIVES_SIGTERM"
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+def _outlive(_number: int, _frame: object) -> None:
+    """Does nothing: programs that tasks start inherit no handler, unlike SIG_IGN, and forks lose it as well."""
+
+
+default_in_forks(_outlive)
 
 
 class SlotWorker(Worker):  # type: ignore[misc]
@@ -127,8 +135,7 @@ class SlotWorker(Worker):  # type: ignore[misc]
         Is called in the main thread, the only one that may set handlers of signals.
         """
         if OUTLIVES_SIGTERM in os.environ:
-            # A handler, which the programs that tasks start do not inherit.
-            signal.signal(signal.SIGTERM, lambda *_: None)
+            signal.signal(signal.SIGTERM, _outlive)
         # As in a program: the fork server, of which this process is, is no choice of the task.
         multiprocessing.set_start_method(None, force=True)
         multiprocessing.current_process().name = "MainProcess"

@@ -20,6 +20,7 @@ import types
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from skyinfra.errors.signals import default_in_forks
 from skyinfra.protocol.gang import MEETS, Work
 from skyinfra.worker import output, secrets, streaming
 
@@ -50,24 +51,28 @@ def main() -> int:
 
 
 class _Line:
-    """The pipe to the parent, which any thread of the work may write to."""
+    """The pipe to the parent, which any thread of the work may write to. Of a fork it takes progress alone."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
         self._lock = threading.Lock()
+        self._process = os.getpid()
 
     def send(self, message: tuple[str, object]) -> None:
         """Sends a message, with its content."""
-        with self._lock:
-            self._pipe.send(message)
+        if os.getpid() == self._process:
+            with self._lock:
+                self._pipe.send(message)
 
     def progress(self, kind: str, content: object) -> None:
         """Tells the progress; a parent that is gone hears of nothing."""
-        with contextlib.suppress(OSError):
-            self.send((kind, content))
+        with contextlib.suppress(OSError), self._lock:
+            self._pipe.send((kind, content))
 
     def recv(self) -> object:
-        """Returns what the parent answers."""
+        """Returns what the parent answers. Raises EOFError where it does not."""
+        if os.getpid() != self._process:
+            raise EOFError
         return self._pipe.recv()
 
 
@@ -83,7 +88,7 @@ def _meet() -> None:
 def _function(work: Work, call: bytes, pipe: _Line) -> int:
     from skyinfra.node import faults
     from skyinfra.protocol import calls
-    from skyinfra.worker import execute, interruption
+    from skyinfra.worker import execute, fence, interruption
 
     signal.signal(signal.SIGTERM, _interrupt)
     header = calls.Header("", work.name, "")
@@ -98,7 +103,9 @@ def _function(work: Work, call: bytes, pipe: _Line) -> int:
                 print(f"{work.name} cannot be loaded here: {failed.message}", file=sys.stderr)
                 pipe.send((UNABLE, None))
                 return 1
-            result = execute.dump_result(header, function(*args, **kwargs))
+            with fence.Call():
+                value = function(*args, **kwargs)
+            result = execute.dump_result(header, value)
         except BaseException as error:  # noqa: BLE001 - a rank may raise anything, sys.exit and Ctrl-C included
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             pipe.send((FAILED, time.monotonic()))
@@ -113,6 +120,9 @@ def _interrupt(_number: int, _frame: object) -> None:
     """Raises KeyboardInterrupt once, so that a function can clean up."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise KeyboardInterrupt
+
+
+default_in_forks(_interrupt)
 
 
 def _script(work: Work, pipe: _Line) -> int:

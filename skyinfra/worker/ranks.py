@@ -29,8 +29,7 @@ from skyinfra.node import faults
 from skyinfra.protocol import calls, failures, gang, services
 from skyinfra.protocol.calls import PROGRAM_GRACE_S
 from skyinfra.protocol.gang import GangState, Rank, RankEnd, Work
-from skyinfra.worker import cancellation, rank, scripts, streaming
-from skyinfra.worker.task_folder import linked
+from skyinfra.worker import cancellation, rank, scripts, streaming, task_folder
 
 # After a head that did not answer.
 _PAUSE_S = 0.1
@@ -161,7 +160,7 @@ class _Process:
             folder, variables = made.folder, made.env
             self._work = replace(self._work, name=str(made.path.relative_to(folder)))
         else:
-            folder, variables = stack.enter_context(linked(variables))
+            folder, variables = stack.enter_context(task_folder.copied(variables))
         with faults.raised_by_node():
             pipe, theirs = multiprocessing.Pipe()
         with theirs:
@@ -193,11 +192,15 @@ class _Process:
                     self._outcome = content
                     self._after(_LAST_WORDS_S, self._kill)
         code = process.wait()
-        if self._outcome is None and not self._failed and code != 0 and not self._over:
+        if self._outcome is None and not self._failed and not self._is_end(code) and not self._over:
             if code > 0 and not self._begun:
                 return
             self._failed = True
             self._head.wait(self._head.report(died=True))
+
+    def _is_end(self, code: int) -> bool:
+        """Returns whether a rank without an outcome has ended well with *code*: a function gives its result first."""
+        return code == 0 and self._work.call is None
 
     def _ended(self, code: int) -> RankEnd:
         if self._late:
@@ -205,7 +208,7 @@ class _Process:
             self._outcome = pickle.dumps(calls.Outcome(failure=failures.of(error, below=__file__)))
         if self._outcome is None and self._over and not self._failed:
             return RankEnd()
-        ok = not self._failed and not self._late and (self._outcome is not None or code == 0)
+        ok = not self._failed and not self._late and (self._outcome is not None or self._is_end(code))
         if ok:
             self._head.wait(self._head.report(ok=True))
         return RankEnd(self._outcome, code if self._work.call is None or self._outcome is None else None, ok)

@@ -35,6 +35,11 @@ def exit(method: F) -> F:
     return method
 
 
+def is_marked(method: object) -> bool:
+    """Returns whether `enter` or `exit` marks *method*."""
+    return any(getattr(method, mark, False) is True for mark in (ENTER, EXIT))
+
+
 @dataclass(frozen=True)
 class Recipe:
     """The recipe of an object. name: of its class; a process keeps at most *keep* objects of one name, the

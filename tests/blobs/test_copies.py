@@ -73,12 +73,12 @@ def test_files_are_named_in_a_line_the_largest_first() -> None:
 
 
 def test_what_a_task_wrote_in_a_folder_that_is_removed_is_said(tmp_path: Path) -> None:
-    assert copies.removed(tmp_path) is None
+    assert copies.removed(Copy(tmp_path)) is None
     (tmp_path / "empty").mkdir()
-    assert copies.removed(tmp_path) is None
+    assert copies.removed(Copy(tmp_path)) is None
     (tmp_path / "empty" / "out.csv").write_text("x" * 3072)
     told = "[removed with the task: empty/out.csv (3.0 KiB); write to sky.files() or return it]"
-    assert copies.removed(tmp_path) == told
+    assert copies.removed(Copy(tmp_path)) == told
 
 
 @pytest.mark.parametrize(

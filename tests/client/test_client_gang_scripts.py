@@ -73,6 +73,17 @@ def test_a_script_that_raises_has_its_traceback_first(pool, script):
     assert not any("skyinfra" in text for text in errors)
 
 
+@pytest.mark.parametrize(("ends", "code"), [("pass", 0), ("sys.exit(3)", 3), ("raise OSError", 1)])
+def test_a_fork_of_a_script_does_not_speak_for_its_rank(pool, script, ends, code):
+    path = script(
+        f"import os, sys\nif (pid := os.fork()) == 0:\n    {ends}\n"
+        "else: print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
+    )
+    lines = []
+    assert none(pool, path, nodes=1, per_node=1, on_line=lambda *line: lines.append(line)) == [0]
+    assert [text for _, stream, text in lines if stream == "stdout"] == [str(code)]
+
+
 def test_the_command_line_gives_lines_with_ranks_and_the_exit_code(fleet, tmp_path, script, capfd):
     manifest = tmp_path / "fleet.json"
     manifest.write_text(json.dumps(fleet.manifest.to_json()))

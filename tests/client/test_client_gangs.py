@@ -310,9 +310,29 @@ def test_a_rank_that_loses_its_worker_is_the_one_that_is_named(pool, tmp_path, w
     wait_until(lambda: len(pool.slots()) == 4)
 
 
-def test_an_exit_code_is_a_failure(pool):
-    with pytest.raises(sky.GangFailed, match="ended with exit code 7"):
-        none(pool, lambda: os._exit(7) if sky.gang().rank == 2 else time.sleep(600))
+@pytest.mark.parametrize("code", [7, 0])
+def test_an_exit_code_is_a_failure(pool, code):
+    with pytest.raises(sky.GangFailed, match=f"rank 2 .*ended with exit code {code}"):
+        none(pool, lambda: os._exit(code) if sky.gang().rank == 2 else time.sleep(600))
+
+
+@pytest.mark.parametrize(("ends", "code"), [("return", 0), ("raise", 1), ("terminate", -signal.SIGTERM)])
+def test_a_fork_does_not_speak_for_its_rank(pool, ends, code):
+    def fork() -> tuple[str, int]:
+        ours, theirs = os.pipe()
+        if (pid := os.fork()) == 0:
+            os.write(theirs, b"x")
+            if ends == "terminate":
+                time.sleep(600)
+            if ends == "raise":
+                raise OSError("in the child")
+            return "child", 0
+        os.read(ours, 1)
+        if ends == "terminate":
+            os.kill(pid, signal.SIGTERM)
+        return "parent", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    assert none(pool, fork, nodes=1, per_node=1) == [("parent", code)]
 
 
 def test_a_result_that_cannot_be_shipped_is_said(pool):

@@ -185,10 +185,19 @@ def test_tasks_begin_in_a_copy_of_the_working_directory(fleet: Any, folder: Path
         assert [found[2] for found in Task(surroundings) @ pool] == [here] * 4, "what a task writes goes with it"
         assert pool.submit(lambda: Path("data.txt").read_text()).result(60) == "data"
         assert [found[2] for found in pool.launch(surroundings, framework="none")] == [here] * 4
+        for task in (Task(write, ("lib/new",)), Task(os.mkdir, ("lib/empty",)), Task(write, ("data.txt",))):
+            assert len(task @ pool) == 4
+        assert pool.launch(os.mkdir, "lib/of_a_rank", framework="none") == [None] * 4
+        for found in (Task(os.listdir, ("lib",)) @ pool, pool.launch(os.listdir, "lib", framework="none")):
+            assert found == [["tool.py"]] * 4, "also in folders of it"
+        assert Task(Path.read_text, (Path("data.txt"),)) @ pool == ["data"] * 4
+        first, second = ([found.st_ino for found in Task(os.stat, ("data.txt",)) @ pool] for _ in range(2))
+        assert first == second, "a copy that no task has changed is that of the next one"
     assert not (folder / "new").exists()
-    assert [line for line in lines if "removed" in line] == [
-        "[removed with the task: new (1 byte); write to sky.files() or return it]"
-    ]
+    assert {line for line in lines if "removed" in line} == {
+        f"[removed with the task: {name} (1 byte); write to sky.files() or return it]"
+        for name in ("new", "lib/new", "data.txt")
+    }
     with sky.connect(fleet.manifest) as pool:
         assert [found[3] for found in Task(surroundings) @ pool] == before
 

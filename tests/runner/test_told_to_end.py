@@ -39,6 +39,18 @@ def for_ever(path: str) -> None:
         time.sleep(0.1)
 
 
+def terminate_fork() -> int:
+    """Returns the exit code of a fork that was sent SIGTERM."""
+    ours, theirs = os.pipe()
+    if (pid := os.fork()) == 0:
+        os.write(theirs, b"x")
+        time.sleep(20)
+        os._exit(0)
+    os.read(ours, 1)
+    os.kill(pid, signal.SIGTERM)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
 def family(pid: int) -> list[psutil.Process]:
     return [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
 
@@ -79,6 +91,15 @@ def test_a_task_that_does_not_end_has_the_grace_and_no_longer(make_node: MakeNod
         os.kill(status.pid, signal.SIGTERM)
         until(lambda: node.directory.holder() is None, "the runner has ended")
         assert 2.0 <= time.monotonic() - began < 12
+
+
+@pytest.mark.slow
+def test_a_task_ends_its_forks_by_the_signal(make_node: MakeNode) -> None:
+    node = make_node("n1", cpu_slots=1, grace_seconds=2.0)
+    node.boot()
+    with node.pool() as pool:
+        future = pool.send(Task(terminate_fork), Target(), windowed=False)
+        assert future.result(timeout=60) == -signal.SIGTERM
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -80,6 +81,20 @@ def test_a_task_that_swallows_the_interrupt_is_too_late_all_the_same(pool):
 
     with pytest.raises(sky.TaskTimeout):
         pool.submit(Task(swallow).options(timeout=0.2)).result(timeout=60)
+
+
+@pytest.mark.parametrize("ends", ["exit", "raise"])
+def test_a_task_whose_library_turns_the_interrupt_into_something_else_is_too_late_all_the_same(pool, ends):
+    def turn() -> None:
+        try:
+            time.sleep(60)
+        except KeyboardInterrupt as error:
+            if ends == "exit":
+                sys.exit(1)
+            raise RuntimeError("stopped") from error
+
+    with pytest.raises(sky.TaskTimeout, match=r"turn ran for more than 0\.2 s"):
+        pool.submit(Task(turn).options(timeout=0.2)).result(timeout=60)
 
 
 def test_native_code_that_runs_for_too_long_is_ended_with_its_process(pool):

@@ -209,11 +209,18 @@ def test_what_cannot_be(pool, tmp_path):
         sky.cls(lambda: None)
     with pytest.raises(sky.InvalidField, match="keep"):
         sky.cls(keep=0)(Model.kind)
+    for name in ("on", "release"):
+        with pytest.raises(sky.InvalidField, match=rf"Kind\.{name}: .* have a method {name}\(\) of ours"):
+            sky.cls(type("Kind", (), {name: lambda self: None}))
+    kind = sky.cls(type("Kind", (), {"recipe": lambda self: None, "release": sky.exit(lambda self: None)}))
+    assert kind().recipe().name == "Kind.recipe"
     with pytest.raises(TypeError, match="unexpected"):
         Model(str(tmp_path), wrong=1)
     with pytest.raises(AttributeError, match=r"no method 'guess'; its methods: .*predict"):
         Model(str(tmp_path)).guess(1)
     with pytest.raises(sky.TaskNotPicklable, match="lock"):
         Model(threading.Lock()).predict(1) >> pool
+    with pytest.raises(sky.TaskNotPicklable, match=r"handle of Model.* its methods can be sent"):
+        Task(print, (Model(str(tmp_path)),)) >> pool
     assert "Model" in repr(Model)
     assert "Model" in repr(Model(""))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -27,11 +28,16 @@ def parts(function: Any, *args: object) -> list[Any]:
     return list(pickling._pack_call(Task(function, args), Needs(None)).parts)
 
 
-def called(function: Any, *args: object) -> Any:
-    import pickle
+def loaded(function: Any, *args: object, **values: object) -> Any:
+    """Returns the call as a node gets it, with *values* of global variables."""
+    needs = Needs(None)
+    needs.values.update(values)
+    packed = pickling._pack_call(Task(function, args), needs)
+    return pickle.loads(packed.joined(), buffers=[memoryview(bytes(each)) for each in packed.buffers])
 
-    packed = pickling._pack_call(Task(function, args), Needs(None))
-    run, given, named = pickle.loads(packed.joined(), buffers=[memoryview(bytes(each)) for each in packed.buffers])
+
+def called(function: Any, *args: object) -> Any:
+    run, given, named = loaded(function, *args)
     return run(*given, **named)
 
 
@@ -93,6 +99,30 @@ def test_what_changes_is_sent_as_it_is_then() -> None:
     assert len(called(value)) == 1
     words["7"].append("8")
     assert called(value)[1:] == ["8"]
+
+
+def test_what_large_values_share_is_one_object_there_too() -> None:
+    words: list[object] = [f"{number:080}" for number in range(150_000)]
+    table: dict[str, object] = {"words": words}
+    table["itself"] = table
+
+    def shared(first: list[object], second: dict[str, object], n: int) -> bool:
+        return first[0] is second["words"] and second["itself"] is second and n == 1
+
+    assert called(shared, [words], table, 1)
+    _, (values, _, n), _ = loaded(len, [1], TABLE=table, ROWS=[words], FIRST=2)
+    assert values["ROWS"][0] is values["TABLE"]["words"] and (values["FIRST"], n) == (2, [1])
+
+
+def test_a_large_argument_is_one_part_of_all_calls_that_have_it() -> None:
+    def count(words: list[str], others: list[int]) -> int:
+        return len(words) + len(others)
+
+    words = [f"{number:080}" for number in range(150_000)]
+    first = parts(count, words, [1])
+    with pytest.warns(UserWarning, match=r"^argument 'words' of .*count, 1\d\.\d MiB, is in more than one call"):
+        second = parts(count, words, [2])
+    assert first[1] == second[1] and max(first[0].size, second[0].size) < 4096
 
 
 def test_what_is_sent_once_is_not_kept() -> None:

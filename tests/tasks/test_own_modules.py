@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from skyinfra.protocol.secrets import Secret
 from skyinfra.tasks import missing, modules, pickling
 from skyinfra.tasks.modules import Source
 from skyinfra.tasks.needs import Needs
@@ -79,6 +80,9 @@ def test_the_data_files_of_packages_go_along(write: Write, tmp_path: Path) -> No
         "data_pkg/inner/__init__.py": "",
         "data_pkg/inner/one.json": "{}",
         "data_pkg/.env": "no",
+        "data_pkg/token.txt": "no",
+        "data_pkg/terraform.tfstate": "no",
+        "data_pkg/deep/terraform.tfstate.backup": "no",
         "data_pkg/venv/pyvenv.cfg": "no",
         "data_pkg/__pycache__/x.pyc": "no",
         "beside.py": "",
@@ -86,6 +90,7 @@ def test_the_data_files_of_packages_go_along(write: Write, tmp_path: Path) -> No
     }
     write(files)
     (tmp_path / "data_pkg/link.txt").symlink_to("/etc/hostname")
+    Secret("TOKEN", file=str(tmp_path / "data_pkg/token.txt"))
 
     def found() -> dict[str, bytes]:
         return {each.path: each.data for each in modules.data_of(modules.closure(["data_pkg.inner", "beside"]))}
@@ -228,14 +233,17 @@ from skyinfra.tasks.task import Task
 LIMIT = 1
 TABLE = {"a": 1}
 UNCHANGED = [1, 2]
+CONFIG = dict(lr=1e-3, sizes=list((4 * 1024,)))
+SAME = dict(size=4 * 1024)
+NAMES = set()
 LOCK = threading.Lock()
 cache = None
 class Net:
     rate = 0
     def go(self): return LOCK, setting, LIMIT, UNCHANGED
-def helper(): return TABLE, cache, Net().go()
+def helper(): return TABLE, CONFIG, NAMES, cache, Net().go()
 def function(): return helper()
-def alone(): return UNCHANGED
+def alone(): return UNCHANGED, SAME
 
 def values(task):
     needs = Needs()
@@ -246,9 +254,12 @@ if __name__ == "__main__":
     setting, other, lock = {"lr": 1}, 2, threading.Lock()
     LIMIT = 5
     TABLE["b"] = 2
+    CONFIG["lr"] = 1
+    NAMES.add("a")
     def late(): return alone()
     found = values(Task(function))
-    assert found.values == {"setting": {"lr": 1}, "LIMIT": 5, "TABLE": {"a": 1, "b": 2}}, found.values
+    changed = {"TABLE": {"a": 1, "b": 2}, "CONFIG": {"lr": 1, "sizes": [4096]}, "NAMES": {"a"}}
+    assert found.values == {"setting": {"lr": 1}, "LIMIT": 5, **changed}, found.values
     assert found.modules == {"__main__"}
     assert values(Task(alone)).values == {}
     assert values(Task(len, (Net(),))).values.keys() == {"setting", "LIMIT"}
@@ -268,6 +279,45 @@ def test_what_the_main_block_sets_travels_and_what_an_import_sets_does_not(tmp_p
     (tmp_path / "program.py").write_text(PROGRAM)
     done = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.stdout == "ended well\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("4 * 1024 - 2**10", 3072),
+        ("dict(a=[-1], b={2: (3,)})", {"a": [-1], "b": {2: (3,)}}),
+        ("dict([(1, 2)]) | {3: {4}}", {1: 2, 3: {4}}),
+        ("[None] * 3 + list('a')", [None, None, None, "a"]),
+        ("float('inf')", float("inf")),
+        ("frozenset()", frozenset()),
+    ],
+)
+def test_plain_data_is_known_however_it_is_written(text: str, value: object) -> None:
+    found = script(f"X = {text}\n")
+    assert not found.has_changed("X", value) and found.has_changed("X", 0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "os.cpu_count()",
+        "cpus",
+        "dict.fromkeys('a')",
+        "dict(**{'a': 1})",
+        "[*{1}]",
+        "list(range(3))",
+        "10**10**10",
+        "1 << 10**9",
+        "'x' * 10**9",
+        "10**9 * [0]",
+        "'%1000000000d' % 1",
+        "1 / 0",
+        "-{}",
+        "{[]}",
+    ],
+)
+def test_what_is_computed_or_large_is_the_own_of_each_node(text: str) -> None:
+    assert not script(f"X = {text}\n").has_changed("X", 0)
 
 
 def test_a_script_without_such_a_block_travels_by_value(tmp_path: Path) -> None:

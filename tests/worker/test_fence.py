@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import faulthandler
 import gc
 import locale
 import logging
@@ -12,6 +13,7 @@ import multiprocessing
 import os
 import queue
 import random
+import re
 import resource
 import signal
 import socket
@@ -160,6 +162,27 @@ def test_what_a_task_changes_is_put_back(pool: Any, one: Any, change: Callable[[
     assert after == before
     assert after["main thread"]
     assert before["folder"][1] == []
+
+
+def watchdogs() -> int:
+    """How many threads take no signals at all: that of faulthandler."""
+    found = 0
+    for each in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # one that has ended
+            found += re.search(r"SigBlk:\s*ffffff", (each / "status").read_text()) is not None
+    return found
+
+
+def watch() -> None:
+    faulthandler.dump_traceback_later(600, exit=True)
+    while not watchdogs():  # it has begun
+        time.sleep(0.01)
+
+
+def test_a_watchdog_ends_with_its_task(pool: Any, one: Any) -> None:
+    for timeout in (None, 600):
+        on(pool, one, watch, timeout=timeout)
+        assert on(pool, one, watchdogs) == 0
 
 
 def close_output() -> None:
