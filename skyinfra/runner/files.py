@@ -67,8 +67,8 @@ class Files:
 
     def _answer(self, what: str, name: str, work: Callable[[], str]) -> dict[str, Any]:
         with self._lock:
-            future, told = self._running.get((what, name), (None, 0.0))
-            if future is None or (future.done() and time.monotonic() - told > _ABANDONED_S):
+            future, asked = self._running.get((what, name), (None, 0.0))
+            if future is None or (future.done() and time.monotonic() - asked > _ABANDONED_S):
                 future = self._workers.submit(work)
                 self._running[what, name] = future, time.monotonic()
         wait([future], _WAIT_S)

@@ -104,9 +104,7 @@ def _cost_remarks(cost: Cost) -> list[str]:
     for pool in cost.pools:
         if pool.preferences:
             line = f"{pool.pool}: {pool.machine} is taken, of {', '.join(pool.preferences)}"
-            lines.append(
-                f"{line}; a deploy that the cloud refuses goes on with the next." if pool.moves else f"{line}."
-            )
+            lines.append(f"{line}; a deploy that the cloud refuses tries the next." if pool.moves else f"{line}.")
         if pool.elsewhere is not None:
             lines.append(f"{pool.pool}: the price is that of {pool.elsewhere}; none of {pool.region} is known.")
         if pool.price is not None and pool.price.is_old():

@@ -89,7 +89,7 @@ def test_machines_without_accelerators_have_prices() -> None:
 def test_which_of_several_accelerators_is_taken_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     show_cost("s", cost(pool(["H100:8", "A100-80GB:8"]), pool("L4", name="one")))
     out = capsys.readouterr().out
-    assert "p: p5.48xlarge is taken, of H100:8, A100:8; a deploy that the cloud refuses goes on with the next." in out
+    assert "p: p5.48xlarge is taken, of H100:8, A100:8; a deploy that the cloud refuses tries the next." in out
     assert out.count("is taken") == 1
 
 
