@@ -320,8 +320,9 @@ def test_a_machine_that_was_taken_back_is_named_with_what_makes_another_one(bed:
 def test_a_startup_script_gives_the_key_and_the_disk_goes_with_the_machine(bed: Bed, machines: Path) -> None:
     bed.apply()
     scripts = [each["script"] for each in bed.world.asked("verda_startup_script")]
-    # As the shell reads it: the key ends where its mark stands alone.
-    assert all(re.search(r"<<'KEY'\nprivate half \d\nKEY\nrm -f", each) for each in scripts), scripts
+    # As the shell reads it: the key ends where its mark stands alone, and OpenSSH reads no line of it that is indented.
+    key = r"-----BEGIN OPENSSH PRIVATE KEY-----\nprivate half \d\n-----END OPENSSH PRIVATE KEY-----"
+    assert all(re.search(rf"<<'KEY'\n{key}\nKEY\nrm -f", each) for each in scripts), scripts
     [disk, _] = [each["os_volume"] for each in bed.world.asked("verda_instance")]
     assert disk["on_destroy"] == disk["on_spot_discontinue"] == "delete_permanently" and disk["size"] == 100
 
