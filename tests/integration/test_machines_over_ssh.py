@@ -274,6 +274,19 @@ def test_where_no_key_can_be_given_that_of_the_first_contact_is_kept(bed: Bed, m
 
 
 @clouds(LAMBDA)
+def test_another_key_is_that_of_machines_that_are_made_later(bed: Bed) -> None:
+    bed.apply()
+    before = {node["name"]: node["id"] for node in bed.output("fleet")["nodes"]}
+    other = f"{LAMBDA.inputs['ssh_public_key']}9"
+    declare(bed, LAMBDA, ssh_public_key=other, node_count=3)
+    bed.apply()
+    assert [each["public_key"] for each in bed.world.existing("lambdalabs_ssh_key").values()] == [other]
+    after = {node["name"]: node["id"] for node in bed.output("fleet")["nodes"]}
+    assert len(after) == 3 and before.items() <= after.items()
+    assert bed.changes() == {}
+
+
+@clouds(LAMBDA)
 def test_a_firewall_that_lets_nobody_reach_the_scheduler_is_said(bed: Bed) -> None:
     declare(bed, LAMBDA, scheduler_port=9000)
     assert "the firewall of the account lets nobody reach TCP port 9000" in bed.run("plan", "-no-color", code=1)
