@@ -121,6 +121,15 @@ def test_user_data_that_do_not_fit_are_refused_without_showing_them() -> None:
     assert noise[:20] not in str(caught.value)
 
 
+def test_user_data_that_reach_a_machine_over_ssh_fit_into_one_variable() -> None:
+    image = sky.Image(env={"BLOB": "x" * 120_000})
+    made = compile_pool(
+        sky.ComputePool(name="p", provider=sky.SSH(hosts=["gpu1"]), accelerator="H100", image=image), "s"
+    )
+    with pytest.raises(sky.NotSupported, match=r"are \d+ bytes, of 120000 that are taken"):
+        user_data(made)
+
+
 def test_the_secret_and_the_versions_are_fetched_by_root_before_anything_needs_them() -> None:
     data = user_data(aws(nodes=2, image=sky.Image(ca_certificate=CERTIFICATE)))
     for text in (data.head, data.worker):

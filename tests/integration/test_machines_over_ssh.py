@@ -153,6 +153,7 @@ def test_a_machine_that_its_cloud_has_lost_is_made_anew_and_the_others_hear_of_i
         ({"gpu_partition_mode": "CPX"}, "PARTITION_MODE_DPX_NPS2"),
         ({"user_data_worker": ""}, "user_data_worker: needed"),
         ({"versions": None, "user_data_head": "@SKYINFRA_BUCKET@/versions.json"}, "versions: the user data ask"),
+        ({"user_data_head": "x" * 132_000}, "user_data_head: 132000 bytes, and the environment of a program takes"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_bought(bed: Bed, inputs: dict[str, Any], words: str) -> None:
