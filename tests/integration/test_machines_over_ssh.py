@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 from cloud_modules.cases import AZURE, CASES, CLOUDS, DIGITALOCEAN, LAMBDA, NEBIUS, VERDA, ModuleCase
+from cloud_modules.states import SSH
 from far_end.stand_in import calls, far_end, node_file
 from mock_provider.bed import Bed, served
 from mock_provider.world import Failure
 from support import ROOT
 
+from skyinfra.deploy.orphans import ending_modules
 from skyinfra.providers import read
 
 HOST_KEY = re.compile(r'"ed25519_public":"([^"]+)"')
@@ -339,6 +341,38 @@ def test_a_startup_script_gives_the_key_and_the_disk_goes_with_the_machine(bed: 
     assert all(re.search(rf"<<'KEY'\n{key}\nKEY\nrm -f", each) for each in scripts), scripts
     [disk, _] = [each["os_volume"] for each in bed.world.asked("verda_instance")]
     assert disk["on_destroy"] == disk["on_spot_discontinue"] == "delete_permanently" and disk["size"] == 100
+
+
+@pytest.mark.slow
+@clouds(SSH)
+def test_a_host_whose_node_gets_another_name_is_given_back_before_it_is_set_up_again(bed: Bed, machines: Path) -> None:
+    key = SSH.inputs["hosts"][0]["host_key"]
+    head, *workers = [{"address": f"192.0.2.{number}", "host_key": key} for number in range(4)]
+    declare(bed, SSH, hosts=[head, *workers], node_count=4)
+    bed.apply()
+    done(machines)
+    named = [{**each, "name": f"gpu{number}"} for number, each in enumerate(workers)]
+    declare(bed, SSH, hosts=[head, *named], node_count=4)
+    # Terraform sees to it: what is made waits for what is destroyed of that which it depends on.
+    bed.apply()
+    asked = [re.match(r"exec sh -s (claim|down)", call["command"]) for call in calls(machines)]
+    assert [each[1] for each in asked if each] == ["down"] * 3 + ["claim"] * 3
+    assert set(done(machines)) == {each["address"] for each in workers}
+    for number, each in enumerate(workers):
+        assert node_file(machines, each["address"])["node"] == f"train-gpu{number}"
+    assert bed.changes() == {}
+
+
+@pytest.mark.slow
+@clouds(SSH)
+def test_hosts_of_a_pool_that_is_not_declared_any_more_are_given_back(bed: Bed, machines: Path) -> None:
+    bed.apply()
+    done(machines)
+    [module] = ending_modules(bed.folder, {"train": "ssh"}).values()
+    bed.write(json.dumps({"module": {"train": {**module, "count": 0}}}), "main.tf.json")
+    bed.run("init", "-no-color")
+    bed.apply()
+    assert done(machines) == {each["address"]: ["down"] for each in SSH.inputs["hosts"]}
 
 
 def _lose(bed: Bed, name: str) -> None:
