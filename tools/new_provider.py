@@ -64,6 +64,8 @@ machines.{kind}_instance = {{ type = "type", region = "region" }}
 
 [boot]
 form = "script"
+# `host.sh` gets them in one variable of its environment: see container.toml.
+limit = 120_000
 delivery = "ssh"
 source = "FILL"
 date = "{today}"

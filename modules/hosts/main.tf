@@ -6,6 +6,8 @@ module "core" {
   secret = var.secret
   places = local.places
   names  = var.names
+  # What Linux takes for one variable of the environment, by which host.sh gets them.
+  limit = { bytes = 131000, gzip = false, called = "the environment of a program" }
 }
 
 locals {

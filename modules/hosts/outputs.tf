@@ -25,7 +25,7 @@ output "key_script" {
       set -eu
       umask 077
       cat >/etc/ssh/skyinfra_host_key <<'KEY'
-      ${indent(6, trimspace(key.private_key_openssh))}
+      ${trimspace(key.private_key_openssh)}
       KEY
       rm -f /etc/ssh/ssh_host_*
       mv /etc/ssh/skyinfra_host_key /etc/ssh/ssh_host_ed25519_key

@@ -40,7 +40,14 @@ resource "lambdalabs_ssh_key" "login" {
   public_key = trimspace(var.ssh_public_key)
 
   # The provider changes none in place, and Lambda has it in the form in which it was given.
-  lifecycle { ignore_changes = [name, public_key] }
+  lifecycle {
+    ignore_changes       = [name, public_key]
+    replace_triggered_by = [terraform_data.login]
+  }
+}
+
+resource "terraform_data" "login" {
+  input = trimspace(var.ssh_public_key)
 }
 
 # The provider would change a machine in place, and then refuses.
@@ -60,8 +67,9 @@ resource "lambdalabs_instance" "node" {
   timeouts { create = "60m" }
 
   lifecycle {
-    # A refresh finds an empty list where none was declared, and the provider updates nothing.
-    ignore_changes       = [file_system_names]
+    # A refresh finds an empty list where none was declared, and the provider updates nothing. A changed key is for machines
+    # that are made later.
+    ignore_changes       = [file_system_names, ssh_key_names]
     replace_triggered_by = [terraform_data.machine]
 
     precondition {

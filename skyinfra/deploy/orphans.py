@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 from skyinfra.errors import ProjectError, TerraformError
 from skyinfra.providers import provider_of
 from skyinfra.terraform.project import Project
-from skyinfra.terraform.state import Resource, read_state_file
+from skyinfra.terraform.state import BETWEEN, Resource, read_state_file
 from skyinfra.terraform.synthesized import SynthesizedStack
 
 _STATE = re.compile(r"terraform\.(?P<stack>[A-Za-z0-9][\w-]{0,63})\.tfstate")
@@ -134,38 +134,43 @@ def restore(orphan: Orphan) -> SynthesizedStack:
         if found is not None and found.configuration() not in providers.setdefault(found.name, []):
             providers[found.name].append(found.configuration())
             required[found.name] = {"source": found.source, "version": found.version}
-    kinds = _kinds(orphan.resources)
     stack.folder.mkdir(parents=True, exist_ok=True)
-    if kinds:
-        from skyinfra.stack import modules_folder
-
-        shutil.copytree(modules_folder(frozenset(kinds.values())), stack.folder, dirs_exist_ok=True)
     document = {
         "terraform": {"backend": stack.backend, "required_providers": required},
         "provider": providers,
-        # Terraform reads these values, and makes nothing of them where everything is destroyed.
-        "module": {
-            name: {
-                "source": f"./{kind}",
-                "name": name,
-                "user_data_head": "{}",
-                **({"hosts": [{"address": "x"}]} if kind == "ssh" else {}),
-            }
-            for name, kind in sorted(kinds.items())
-        },
+        "module": ending_modules(stack.folder, ending_kinds(orphan.resources)),
     }
     text = json.dumps({key: value for key, value in document.items() if value}, indent=2)
     (stack.folder / "cdk.tf.json").write_text(text, encoding="utf-8")
     return stack
 
 
-def _kinds(resources: Iterable[Resource]) -> dict[str, str]:
-    """Returns the provider of each module whose resources are destroyed by its own program."""
-    named = {(each.module, each.name) for each in resources if each.type == "terraform_data"}
-    modules = {module for module, name in named if name in ("node", "state")}
+def ending_kinds(resources: Iterable[Resource]) -> dict[str, str]:
+    """Returns the provider of each module whose nodes its own program ends, as a resource of it is destroyed.
+
+    Terraform forgets the nodes of one that is not in the configuration (hashicorp/terraform#13549).
+    """
+    named = {(each.call, each.name) for each in resources if each.type == "terraform_data"}
+    modules = {call for call, name in named if name in ("node", "state")}
     marks = {"engine": "container", "fleet": "ssh"}
+    return {call: next((kind for mark, kind in marks.items() if (call, mark) in named), "local") for call in modules}
+
+
+def ending_modules(folder: Path, kinds: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """Returns the blocks of the modules that end what `ending_kinds` has found; their files are put into *folder*."""
+    if kinds:
+        from skyinfra.stack import modules_folder
+
+        shutil.copytree(modules_folder(frozenset(kinds.values())), folder, dirs_exist_ok=True)
+    # Terraform reads these values, and makes nothing of them where everything is destroyed.
     return {
-        module: next((kind for mark, kind in marks.items() if (module, mark) in named), "local") for module in modules
+        name: {
+            "source": f"./{kind}",
+            "name": name.partition(BETWEEN)[0],
+            "user_data_head": "{}",
+            **({"hosts": [{"address": "x"}]} if kind == "ssh" else {}),
+        }
+        for name, kind in sorted(kinds.items())
     }
 
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from skyinfra.deploy.orphans import ending_kinds, ending_modules
 from skyinfra.errors import PlaceChanged, WrongAccount, counted
 from skyinfra.providers import Data, kinds, machines_of, provider_of, read
 from skyinfra.terraform.program import Plan
@@ -88,8 +89,15 @@ def _made(resources: Iterable[Resource]) -> list[_Made]:
 
 def refuse_moved(stack: SynthesizedStack, resources: Sequence[Resource]) -> None:
     """Raises `PlaceChanged` where a pool of *stack* is declared in another place than one of its *resources* is in."""
-    made = _made(resources)
-    for pool in (each["name"] for each in stack.pools):
+    made, left = _made(resources), _left(stack, resources)
+    for pool, kind in ((each["name"], each["provider"]) for each in stack.pools):
+        if former := left.get(stack.module_of(pool)):
+            raise PlaceChanged(
+                f"the pool has nodes of the provider {former!r}, which no other module ends: they would run on",
+                field=f"{pool}.provider",
+                given=kind,
+                hint=_ways(stack, pool),
+            )
         for each in made:
             if each.resource.call != stack.module_of(pool):
                 continue
@@ -112,9 +120,21 @@ def _moved(
         f"the pool has {what} in {there}: declared elsewhere, Terraform would not find them, and forget them",
         field=f"{pool}.provider.{field}",
         given=here,
-        hint=f"Nothing was changed. Destroy them first: skyinfra destroy {stack.name}\n"
-        f"Or give the pool another name with its new place: a deploy makes that one, and destroys {pool}.",
+        hint=_ways(stack, pool),
     )
+
+
+def _ways(stack: SynthesizedStack, pool: str) -> str:
+    return (
+        f"Nothing was changed. Destroy them first: skyinfra destroy {stack.name}\n"
+        f"Or give the pool another name with its new place: a deploy makes that one, and destroys {pool}."
+    )
+
+
+def _left(stack: SynthesizedStack, resources: Iterable[Resource]) -> dict[str, str]:
+    """Returns the provider of each module whose nodes its own program ends, and that *stack* does not declare so."""
+    declared = {stack.module_of(each["name"]): each["provider"] for each in stack.pools}
+    return {call: kind for call, kind in ending_kinds(resources).items() if declared.get(call) != kind}
 
 
 def _declared(stack: SynthesizedStack, pool: str, data: Data) -> Place:
@@ -142,11 +162,12 @@ def kept_in_place(
 
     Provider blocks that made resources and are not declared any more; in each block the account that its resources
     are in, where the provider compares that with its credentials; of a destroy, the blocks that made the resources in
-    place of those that are declared now. gone: the account may be gone as well, and is not compared.
+    place of those that are declared now. Modules that end the nodes of pools that are not declared any more. gone: the
+    account may be gone as well, and is not compared.
     """
     file = stack.folder / _DOCUMENT
-    made = _made(resources)
-    if not made or not file.exists():
+    made, left = _made(resources), _left(stack, resources)
+    if not (made or left) or not file.exists():
         yield
         return
     before = file.read_text(encoding="utf-8")
@@ -154,6 +175,7 @@ def kept_in_place(
     if destroy:
         _use_former(document, made)
     _add_missing(document, resources)
+    _add_ending(document, ending_modules(stack.folder, left), destroy=destroy)
     if not gone:
         _add_accounts(document, made)
     try:
@@ -169,6 +191,13 @@ def _use_former(document: dict[str, Any], made: Sequence[_Made]) -> None:
         given = document.get("module", {}).get(each.resource.call, {}).get("providers", {})
         if each.alias and each.name in given:
             given[each.name] = f"{each.name}.{each.alias}"
+
+
+def _add_ending(document: dict[str, Any], modules: Mapping[str, Any], *, destroy: bool) -> None:
+    """Adds *modules* that end what they have made, and of a deploy make nothing."""
+    for name, block in modules.items():
+        declared = document.setdefault("module", {})
+        declared[name] = block if destroy else declared.get(name, {**block, "count": 0})
 
 
 def _add_missing(document: dict[str, Any], resources: Sequence[Resource]) -> None:

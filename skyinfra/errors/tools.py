@@ -108,8 +108,8 @@ class VolumeProtected(TerraformError):
 
 
 class PlaceChanged(TerraformError):
-    """A deployed pool is declared in another region, project or subscription, where Terraform would not see its
-    machines and forget them; nothing was changed.
+    """A deployed pool is declared in another region, project or subscription, or, of nodes that stand on own machines,
+    with another provider: Terraform would not see its machines and forget them; nothing was changed.
 
     Cure: destroy it first, or declare the pool in the other place under another name: that makes the one and
     destroys the other.

@@ -105,9 +105,13 @@ class Bucket:
     def _active(self) -> bool:
         return output("systemctl", "is-active", self._name) == "active"
 
+    def _lacks_files(self) -> bool:
+        """Returns whether there is nothing to read."""
+        return self.mode == "read" and not any(Path(self.mount).iterdir())
+
     def done(self) -> bool:
         same = Path(self.unit).exists() and read(self.unit) == self._text()
-        return same and self._active() and os.path.ismount(self.mount)
+        return same and self._active() and os.path.ismount(self.mount) and not self._lacks_files()
 
     def do(self) -> None:
         if not Path("/dev/fuse").exists():
@@ -132,7 +136,7 @@ class Bucket:
             command("systemctl", "restart", self._name)
         except Failed:
             raise Failed(f"rclone: {output('journalctl', '-qn1', '-ocat', '-trclone')}") from None
-        if self.mode == "read" and not list(Path(self.mount).iterdir()):
+        if self._lacks_files():
             raise Failed(f"{self.url} has no files: is it written so?")
 
     def _ask(self, what: str, name: str, *arguments: str) -> None:

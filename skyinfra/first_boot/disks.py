@@ -53,10 +53,12 @@ class Scratch:
         return output("blkid", "-L", self.label)
 
     def _made(self, volumes: list[str]) -> str:
+        # What a boot that was cut off has joined may have no file system yet.
+        joined = output("readlink", "-e", f"/dev/{self.label}/scratch", f"/dev/md/{self.label}")
         held = on_volumes("FSTYPE", volumes)
-        if held:
+        if signatures(joined) if joined else held:
             raise Failed(f"{', '.join(volumes)} hold {', '.join(held)} that is not mounted: nothing is overwritten")
-        device = volumes[0] if len(volumes) == 1 else self._joined(volumes)
+        device = joined or (volumes[0] if len(volumes) == 1 else self._joined(volumes))
         command("mkfs.ext4", "-q", "-F", "-E", "nodiscard", "-m", "0", "-L", self.label, device)
         return device
 

@@ -134,7 +134,13 @@ def test_the_configuration_of_providers_with_settings_of_their_own(tmp_path: Pat
 def test_nodes_that_a_program_ends_get_the_module_that_has_it(tmp_path: Path) -> None:
     here = project(tmp_path)
     built_in = 'provider["terraform.io/builtin/terraform"]'
-    made = {"cpu": ("secret", "node"), "boxes": ("engine", "state"), "cloud": ("secret", "versions")}
+    made = {
+        "cpu": ("secret", "node"),
+        "boxes": ("engine", "state"),
+        "gpu__container-lab": ("engine", "node"),
+        "lab.module.hosts": ("fleet", "node"),
+        "cloud": ("secret", "versions"),
+    }
     entries = [
         {**resource("terraform_data", {}, provider=built_in), "module": f"module.{pool}", "name": name}
         for pool, names in made.items()
@@ -144,7 +150,12 @@ def test_nodes_that_a_program_ends_get_the_module_that_has_it(tmp_path: Path) ->
     (orphan,) = find_orphans(here, here.stacks())
     folder = restore(orphan).folder
     modules = json.loads((folder / "cdk.tf.json").read_text())["module"]
-    assert {name: module["source"] for name, module in modules.items()} == {"cpu": "./local", "boxes": "./container"}
+    assert {call: (module["source"], module["name"]) for call, module in modules.items()} == {
+        "cpu": ("./local", "cpu"),
+        "boxes": ("./container", "boxes"),
+        "gpu__container-lab": ("./container", "gpu"),
+        "lab": ("./ssh", "lab"),
+    }
     assert (folder / "local" / "node.sh").is_file() and (folder / "container" / "node.sh").is_file()
     assert (folder / "core" / "main.tf").is_file()
 

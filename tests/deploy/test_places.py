@@ -205,6 +205,31 @@ def test_a_pool_that_is_not_declared_any_more_keeps_its_provider(tmp_path: Path)
         assert written(made).get("provider", {}).get("aws", []) == []
 
 
+def test_nodes_that_their_module_alone_ends_keep_it(tmp_path: Path) -> None:
+    # hashicorp/terraform#13549: what is not in the configuration is forgotten, and runs on.
+    node = Resource("train", "terraform_data", "node", 'provider["terraform.io/builtin/terraform"]', {}, key="train-0")
+    made = stack(tmp_path, sky.AWS(), name="cloud")
+    before = written(made)
+    with kept_in_place(made, [node], destroy=False):
+        module = written(made)["module"]["train"]
+        assert (module["source"], module["count"]) == ("./local", 0) and (made.folder / "local" / "node.sh").is_file()
+    assert written(made) == before
+    with kept_in_place(made, [node], destroy=True):
+        assert "count" not in written(made)["module"]["train"]
+    # Another provider under the same name is refused, and a destroy has the module of the one before.
+    made = stack(tmp_path, sky.AWS())
+    with pytest.raises(PlaceChanged, match="nodes of the provider 'local'") as caught:
+        refuse_moved(made, [node])
+    assert "train.provider" in str(caught.value) and "skyinfra destroy fleet" in str(caught.value)
+    with kept_in_place(made, [node], destroy=True):
+        assert written(made)["module"]["train"]["source"] == "./local"
+    made = stack(tmp_path, sky.Local())
+    before = written(made)
+    refuse_moved(made, [node])
+    with kept_in_place(made, [node], destroy=False):
+        assert written(made) == before
+
+
 def test_a_pool_of_which_the_cloud_finds_nothing_is_not_forgotten(tmp_path: Path) -> None:
     """As credentials of another account look, where no provider compares them."""
     made = stack(tmp_path, sky.DigitalOcean(**HOSTED))

@@ -302,8 +302,14 @@ def test_a_bucket_that_is_not_there_is_named(node: Node, mode: str) -> None:
 
 def test_a_prefix_without_files_is_none_to_read_and_one_to_write(node: Node, kept: S3 | Google) -> None:
     # github.com/GoogleCloudPlatform/gcsfuse/issues/377: mounted, and nothing is there.
+    bucket = node.bucket("read", f"{NAME}/Data")
     with pytest.raises(Failed, match=f"{node.scheme}://{NAME}/Data has no files"):
-        node.bucket("read", f"{NAME}/Data").do()
+        bucket.do()
+    # The next attempt looks again.
+    assert not bucket.done()
+    kept.put("Data/x", b"x")
+    bucket.do()
+    assert bucket.done()
     node.close()
     node.bucket("write", f"{NAME}/new/run").do()
     (node.mount / "x").write_text("x")

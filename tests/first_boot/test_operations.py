@@ -28,7 +28,6 @@ from support import missing
 
 from skyinfra.first_boot import programs
 from skyinfra.first_boot.conditions import Clock
-from skyinfra.first_boot.disks import Scratch
 from skyinfra.first_boot.fetch import metadata_time
 from skyinfra.first_boot.operations import Driver, Packages, Trust, Units, User
 from skyinfra.first_boot.programs import Failed, numbers
@@ -403,76 +402,3 @@ def test_the_user_is_there_once(tmp_path: Path) -> None:
     user.do()
     assert user.done()
     assert me in [found.pw_name for found in pwd.getpwall()] and grp.getgrgid(0)
-
-
-def scratch_of(tmp_path: Path, count: int) -> tuple[Scratch, Path]:
-    """Volumes that are files, and programs that write down what they are called with."""
-    devices = tmp_path / "by-id"
-    devices.mkdir()
-    for index in range(count):
-        volume = tmp_path / f"nvme{index}"
-        volume.touch()
-        for name in (f"store_{index}", f"store_{index}_1", f"store_{index}-part1"):
-            (devices / name).symlink_to(volume)
-    calls = tmp_path / "calls"
-    for name in ("vgcreate", "lvcreate", "mkfs.ext4", "mount", "vgchange"):
-        program(tmp_path / "bin", name, f'echo {name} "$@" >>{calls}')
-    for name in ("lsblk", "blkid"):
-        program(tmp_path / "bin", name, f'echo {name} "$@" >>{calls}; cat {tmp_path}/{name} 2>/dev/null; true')
-    return Scratch(f"{devices}/store_*", str(tmp_path / "scratch"), "skyinfra", "root"), calls
-
-
-@pytest.mark.parametrize("count", [0, 1, 3])
-def test_instance_stores_become_one_file_system(tmp_path: Path, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    scratch, calls = scratch_of(tmp_path, count)
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-    assert scratch.done() is (count == 0)
-    if count == 0:
-        return
-    scratch.do()
-    made = [line for line in calls.read_text().splitlines() if not line.startswith(("lsblk", "blkid", "vgchange"))]
-    volumes = [f"{tmp_path}/nvme{index}" for index in range(count)]
-    device = volumes[0] if count == 1 else "/dev/skyinfra/scratch"
-    joined = [
-        f"vgcreate -q skyinfra {' '.join(volumes)}",
-        "lvcreate -q -y -n scratch -i 3 -I 256k -l 100%FREE skyinfra",
-    ]
-    assert made == [
-        *(joined if count > 1 else []),
-        f"mkfs.ext4 -q -F -E nodiscard -m 0 -L skyinfra {device}",
-        f"mount -o noatime,nosuid,nodev {device} {scratch.mount}",
-    ]
-
-
-def test_what_holds_something_is_not_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    scratch, calls = scratch_of(tmp_path, 1)
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-    program(tmp_path / "bin", "lsblk", 'case "$*" in *FSTYPE*) echo xfs;; esac')
-    with pytest.raises(Failed, match=r"hold xfs that is not mounted: nothing is overwritten"):
-        scratch.do()
-    assert "mkfs" not in calls.read_text()
-
-
-def test_what_the_image_has_mounted_is_used_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    scratch, calls = scratch_of(tmp_path, 2)
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-    (tmp_path / "image").mkdir()
-    program(tmp_path / "bin", "lsblk", f'case "$*" in *MOUNTPOINT*) echo; echo {tmp_path}/image;; esac')
-    scratch.do()
-    assert calls.read_text().splitlines() == [f"mount --bind {tmp_path}/image/skyinfra {scratch.mount}"]
-    # It belongs to tasks from then on, and the next boot gives its owner what stands there.
-    (tmp_path / "image" / "skyinfra").rmdir()
-    (tmp_path / "image" / "skyinfra").symlink_to("/etc")
-    with pytest.raises(Failed, match="/image/skyinfra is a link"):
-        scratch.do()
-    assert len(calls.read_text().splitlines()) == 1
-
-
-def test_what_was_made_before_is_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    scratch, calls = scratch_of(tmp_path, 2)
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-    (tmp_path / "blkid").write_text("/dev/dm-0\n")
-    scratch.do()
-    lines = calls.read_text().splitlines()
-    assert "vgchange -ay skyinfra" in lines and not [line for line in lines if line.startswith(("mkfs", "vgcreate"))]
-    assert lines[-1] == f"mount -o noatime,nosuid,nodev /dev/dm-0 {scratch.mount}"

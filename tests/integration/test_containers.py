@@ -197,6 +197,11 @@ def test_commands_and_orphans(tmp_path: Path, clean: Engine) -> None:
         existing = made(clean)
         deploy(here, "--replace", "module.cpu.terraform_data.delivered")
         assert made(clean)["0"] != existing["0"]
+        # Another name is another pool, and no module of the one before is declared, which ends its container.
+        (here / "main.py").write_text((here / "main.py").read_text().replace('name="cpu"', 'name="box"'))
+        assert "cpu-0 is destroyed, for its pool is not declared any more" in skyinfra(here, "plan").stderr
+        deploy(here)
+        assert re.fullmatch(r"skyinfra-box-\w+-0", clean.run("ps", "-a", "--format", "{{.Names}}").strip())
         (here / "main.py").write_text((here / "main.py").read_text().replace('"here"', '"there"'))
         shutil.rmtree(here / "cdktf.out")
         assert "skyinfra destroy here" in skyinfra(here, "plan").stderr

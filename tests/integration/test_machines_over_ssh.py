@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 from cloud_modules.cases import AZURE, CASES, CLOUDS, DIGITALOCEAN, LAMBDA, NEBIUS, VERDA, ModuleCase
+from cloud_modules.states import SSH
 from far_end.stand_in import calls, far_end, node_file
 from mock_provider.bed import Bed, served
 from mock_provider.world import Failure
 from support import ROOT
 
+from skyinfra.deploy.orphans import ending_modules
 from skyinfra.providers import read
 
 HOST_KEY = re.compile(r'"ed25519_public":"([^"]+)"')
@@ -153,6 +155,7 @@ def test_a_machine_that_its_cloud_has_lost_is_made_anew_and_the_others_hear_of_i
         ({"gpu_partition_mode": "CPX"}, "PARTITION_MODE_DPX_NPS2"),
         ({"user_data_worker": ""}, "user_data_worker: needed"),
         ({"versions": None, "user_data_head": "@SKYINFRA_BUCKET@/versions.json"}, "versions: the user data ask"),
+        ({"user_data_head": "x" * 132_000}, "user_data_head: 132000 bytes, and the environment of a program takes"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_bought(bed: Bed, inputs: dict[str, Any], words: str) -> None:
@@ -274,6 +277,19 @@ def test_where_no_key_can_be_given_that_of_the_first_contact_is_kept(bed: Bed, m
 
 
 @clouds(LAMBDA)
+def test_another_key_is_that_of_machines_that_are_made_later(bed: Bed) -> None:
+    bed.apply()
+    before = {node["name"]: node["id"] for node in bed.output("fleet")["nodes"]}
+    other = f"{LAMBDA.inputs['ssh_public_key']}9"
+    declare(bed, LAMBDA, ssh_public_key=other, node_count=3)
+    bed.apply()
+    assert [each["public_key"] for each in bed.world.existing("lambdalabs_ssh_key").values()] == [other]
+    after = {node["name"]: node["id"] for node in bed.output("fleet")["nodes"]}
+    assert len(after) == 3 and before.items() <= after.items()
+    assert bed.changes() == {}
+
+
+@clouds(LAMBDA)
 def test_a_firewall_that_lets_nobody_reach_the_scheduler_is_said(bed: Bed) -> None:
     declare(bed, LAMBDA, scheduler_port=9000)
     assert "the firewall of the account lets nobody reach TCP port 9000" in bed.run("plan", "-no-color", code=1)
@@ -320,10 +336,43 @@ def test_a_machine_that_was_taken_back_is_named_with_what_makes_another_one(bed:
 def test_a_startup_script_gives_the_key_and_the_disk_goes_with_the_machine(bed: Bed, machines: Path) -> None:
     bed.apply()
     scripts = [each["script"] for each in bed.world.asked("verda_startup_script")]
-    # As the shell reads it: the key ends where its mark stands alone.
-    assert all(re.search(r"<<'KEY'\nprivate half \d\nKEY\nrm -f", each) for each in scripts), scripts
+    # As the shell reads it: the key ends where its mark stands alone, and OpenSSH reads no line of it that is indented.
+    key = r"-----BEGIN OPENSSH PRIVATE KEY-----\nprivate half \d\n-----END OPENSSH PRIVATE KEY-----"
+    assert all(re.search(rf"<<'KEY'\n{key}\nKEY\nrm -f", each) for each in scripts), scripts
     [disk, _] = [each["os_volume"] for each in bed.world.asked("verda_instance")]
     assert disk["on_destroy"] == disk["on_spot_discontinue"] == "delete_permanently" and disk["size"] == 100
+
+
+@pytest.mark.slow
+@clouds(SSH)
+def test_a_host_whose_node_gets_another_name_is_given_back_before_it_is_set_up_again(bed: Bed, machines: Path) -> None:
+    key = SSH.inputs["hosts"][0]["host_key"]
+    head, *workers = [{"address": f"192.0.2.{number}", "host_key": key} for number in range(4)]
+    declare(bed, SSH, hosts=[head, *workers], node_count=4)
+    bed.apply()
+    done(machines)
+    named = [{**each, "name": f"gpu{number}"} for number, each in enumerate(workers)]
+    declare(bed, SSH, hosts=[head, *named], node_count=4)
+    # Terraform sees to it: what is made waits for what is destroyed of that which it depends on.
+    bed.apply()
+    asked = [re.match(r"exec sh -s (claim|down)", call["command"]) for call in calls(machines)]
+    assert [each[1] for each in asked if each] == ["down"] * 3 + ["claim"] * 3
+    assert set(done(machines)) == {each["address"] for each in workers}
+    for number, each in enumerate(workers):
+        assert node_file(machines, each["address"])["node"] == f"train-gpu{number}"
+    assert bed.changes() == {}
+
+
+@pytest.mark.slow
+@clouds(SSH)
+def test_hosts_of_a_pool_that_is_not_declared_any_more_are_given_back(bed: Bed, machines: Path) -> None:
+    bed.apply()
+    done(machines)
+    [module] = ending_modules(bed.folder, {"train": "ssh"}).values()
+    bed.write(json.dumps({"module": {"train": {**module, "count": 0}}}), "main.tf.json")
+    bed.run("init", "-no-color")
+    bed.apply()
+    assert done(machines) == {each["address"]: ["down"] for each in SSH.inputs["hosts"]}
 
 
 def _lose(bed: Bed, name: str) -> None:

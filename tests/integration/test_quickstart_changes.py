@@ -155,3 +155,26 @@ def test_more_and_fewer_nodes(tmp_path: Path) -> None:
         ]
     finally:
         skyinfra(project, "destroy", "--auto-approve")
+
+
+@pytest.mark.slow
+def test_a_pool_that_is_not_declared_any_more_is_ended(tmp_path: Path) -> None:
+    project = copy_quickstart(tmp_path)
+    main, folder = project / "main.py", project / ".skyinfra" / "quickstart"
+    declared = main.read_text().replace("nodes=2", "nodes=1")
+    main.write_text(
+        declared.replace("    ],\n)", '        sky.ComputePool(name="cpu", provider=sky.Local()),\n    ],\n)')
+    )
+    skyinfra(project, "deploy", "--auto-approve")
+    try:
+        assert processes(folder / "cpu")
+        main.write_text(declared)
+        planned = skyinfra(project, "plan")
+        assert "cpu-0 is destroyed, for its pool is not declared any more" in planned.stdout + planned.stderr
+        skyinfra(project, "deploy", "--auto-approve")
+        assert not processes(folder / "cpu") and [each.name for each in folder.iterdir()] == ["mig"]
+        assert all(s["state"] == "ready" for s in slots_of(status(project)))
+        assert json.loads(skyinfra(project, "plan", "--json").stdout)["changes"] == []
+    finally:
+        skyinfra(project, "destroy", "--auto-approve")
+    until(lambda: not processes(project))

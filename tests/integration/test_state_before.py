@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -17,9 +16,10 @@ from skyinfra.terraform.project import Project
 
 # One of each kind: machines over SSH, Google Cloud, a marketplace, and the one that stands for itself.
 EVERYDAY = ("digitalocean", "gcp", "runpod", "ssh")
-# A note of where the pool is; the rule that lets Identity-Aware Proxy through to each node.
+# Notes of where the pool is, and of the key that machines get; the rule that lets Identity-Aware Proxy through to nodes.
 NEW = (
     "module.train.terraform_data.place",
+    "module.train.terraform_data.login",
     'module.train.module.google.google_compute_firewall.this["shell"]',
 )
 

@@ -29,7 +29,7 @@ def test_it_is_whole(kind: str) -> None:
     for table in (found.boot, found.traits):
         assert table.source
         assert re.fullmatch(r"20\d\d-\d\d-\d\d", table.date)
-    assert (found.boot.form == "node.json") == (found.boot.delivery == "mount" and found.boot.limit is None)
+    assert (found.boot.form == "node.json") == (found.boot.limit is None)
     declared = next(
         cls for cls in vars(providers).values() if isinstance(cls, type) and getattr(cls, "kind", None) == kind
     )
