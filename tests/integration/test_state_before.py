@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from skyinfra.terraform.project import Project
 
 # One of each kind: machines over SSH, Google Cloud, a marketplace, and the one that stands for itself.
 EVERYDAY = ("digitalocean", "gcp", "runpod", "ssh")
-# Notes of where the pool is, and of the key that machines get; the rule that lets Identity-Aware Proxy through to nodes.
+# Notes of where the pool is, and of the key of its machines; the rule that lets Identity-Aware Proxy through to nodes.
 NEW = (
     "module.train.terraform_data.place",
     "module.train.terraform_data.login",
