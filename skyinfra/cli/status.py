@@ -8,6 +8,7 @@ import stat
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, TextIO
 
 import typer
@@ -74,8 +75,9 @@ def cost(fleet: Fleets = None, since: Since = None, as_json: Json = False, wide:
     with working("cost: Terraform's outputs, and the heads"):
         selected = [each for each in every if name in ("", each.name)]
         found = [stack_spent(each, project.base_of(each), pool, begin) for each in selected] if project else []
-        gone = ({name} if name else gone_stacks()) - {each.name for each in every}
-        found += filter(None, [gone_spent(each, pool, begin) for each in sorted(gone)])
+        base = project.folder if project else Path.cwd()
+        gone = ({name} if name else gone_stacks(base)) - {each.name for each in every}
+        found += filter(None, [gone_spent(base, each, pool, begin) for each in sorted(gone)])
     if not found and (name or project is None):
         Project.find().stack(name, stacks=every)  # says what there is
     if as_json:

@@ -440,18 +440,18 @@ def _asked_hours(stack: SynthesizedStack, manifest: Manifest) -> tuple[PricedHou
     return (None, "its head counts no hours") if hours is None else (_priced(stack, manifest, hours), None)
 
 
-def gone_spent(stack: str, pool: str = "", since: float = 0.0) -> dict[str, Any] | None:
-    """Returns what a stack that nobody declares any more has cost, as this folder keeps it; None where it does not."""
-    store = local_store(Path.cwd(), Path(stack).name)
+def gone_spent(base: Path, stack: str, pool: str = "", since: float = 0.0) -> dict[str, Any] | None:
+    """Returns what a stack that nobody declares any more has cost, as the folder *base* keeps it; else None."""
+    store = local_store(base, Path(stack).name)
     names = sorted(name.partition("/")[0] for name in store.names("") if name.endswith(f"/{_SPENT}"))
     found = {name: _kept_hours(store, name) for name in names if pool in ("", name)}
     pools = [pool_spent(f"{stack}/{name}", found, since=since) for name, found in found.items()]
     return summed(stack, pools) if pools else None
 
 
-def gone_stacks() -> set[str]:
-    """Returns the stacks of which this folder keeps what they have cost."""
-    names = local_store(Path.cwd(), "").names("")
+def gone_stacks(base: Path) -> set[str]:
+    """Returns the stacks of which the folder *base* keeps what they have cost."""
+    names = local_store(base, "").names("")
     return {name.partition("/")[0] for name in names if name.endswith(f"/{_SPENT}")}
 
 

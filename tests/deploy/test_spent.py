@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from front_ends.schemas import valid
-from terraform_projects.synthesized import document_of
+from terraform_projects.synthesized import document_of, synthesized
 from typer.testing import CliRunner
 
 import skyinfra as sky
@@ -346,18 +346,24 @@ def test_the_store_keeps_the_hours(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     # Again, later: one ledger is there once.
     kept._keep_hours(store, stack, TWO, replace(first, runs=(run("p-0", 0, 3),)))
     kept._keep_hours(store, stack, TWO, ledger(run("p-0", 30, 2, "b"), ledger="l2"))
-    (pool,) = kept.gone_spent("s")["pools"]  # type: ignore[index]
+    (pool,) = kept.gone_spent(tmp_path, "s")["pools"]  # type: ignore[index]
     assert (pool["hours"], pool["usd"], pool["source"]) == (5, pytest.approx(5 * H100), "kept")
     assert pool["jobs"][0]["name"] == "j"
-    assert kept.gone_spent("s", "other") is None and kept.gone_spent("never") is None
+    assert kept.gone_spent(tmp_path, "s", "other") is None and kept.gone_spent(tmp_path, "never") is None
     # Where there is no project, as where a `with` block was.
     shown = json.loads(CliRunner().invoke(app, ["cost", "--json"]).stdout)
     assert [(each["stack"], each["usd"]) for each in shown["stacks"]] == [("s", pytest.approx(5 * H100))]
+    # A project is that of the folders in it too.
+    synthesized(tmp_path, sky.ComputePool(name="p", provider=sky.Local()), name="other")
+    (tmp_path / "notebooks").mkdir()
+    monkeypatch.chdir(tmp_path / "notebooks")
+    shown = json.loads(CliRunner().invoke(app, ["cost", "s", "--json"]).stdout)
+    assert [each["stack"] for each in shown["stacks"]] == ["s"]
     file = tmp_path / ".skyinfra/.jobs/s/p/spent.json"
     assert oct(file.stat().st_mode & 0o777) == "0o600"
     file.write_text("{")
     with pytest.raises(sky.ProjectError, match=r"spent\.json: cannot be read"):
-        kept.gone_spent("s")
+        kept.gone_spent(tmp_path, "s")
 
 
 def test_where_there_is_no_project_and_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
