@@ -268,7 +268,7 @@ def test_a_running_script_bears_its_name(run):
 def test_an_interrupted_script_may_clean_up(pool, tmp_path):
     path = tmp_path / "cleans.py"
     path.write_text(
-        "import time\nprint('on', flush=True)\ntry:\n    while True: time.sleep(0.05)\n"
+        "import time\ntry:\n    print('on', flush=True)\n    while True: time.sleep(0.05)\n"
         "finally:\n    time.sleep(0.3); print('cleaned')\n"
     )
     lines: list[str] = []
