@@ -409,7 +409,7 @@ def test_units_name_the_places_of_a_node() -> None:
         f"{places.FOLDER}/{name}" for name in ("desired-layout.json", "upgrade.request", "end.request", "pycache")
     ]
     known += [f"{places.VENV}/bin/skyinfra-runner", f"{places.VENV}/bin/python", f"{places.VENV}/bin"]
-    known += [f"{places.TOOLS}/bin", f"{places.OPT}/upgrade.json"]
+    known += [f"{places.TOOLS}/bin", f"{places.OPT}/upgrade.json", f"{places.RUN}-runner/end.request"]
     for name, unit in units_of(user_data(aws()).head).items():
         for path in re.findall(r"(?<![\w.])/[\w./-]+", re.sub("^#.*", "", unit, flags=re.MULTILINE)):
             assert path in known or path.startswith(
