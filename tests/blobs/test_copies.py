@@ -59,7 +59,7 @@ def test_of_a_program_all_files_are_found_and_of_a_task_the_first(copy: Copy, mo
     assert copy.changed() == wrote
     copy.note()
     assert copy.changed() == {}
-    told = copies.removed(copy.folder / "out")
+    told = copies.removed(Copy(copy.folder / "out"))
     assert told is not None and told.count("(1 byte)") == 3 and "other" not in told
 
 
