@@ -18,7 +18,6 @@ import skyinfra as sky
 from skyinfra.engine.carried import KEY
 from skyinfra.head import queue
 from skyinfra.head.carried import Adoption
-from skyinfra.head.execution import Execution
 from skyinfra.head.journal import Journal
 from skyinfra.protocol import failures, jobs, services
 from skyinfra.protocol.calls import Ending, Header, Outcome
@@ -84,18 +83,6 @@ def test_a_job_on_a_slot_that_drains_keeps_no_other_slot_idle(tmp_path: Path) ->
         assert (await head.info("last")).state == "queued"
 
     on_head(tmp_path, test)
-
-
-def test_the_slots_of_a_fleet_and_those_that_take_no_others() -> None:
-    states = "running", "paused", "closing_gracefully"
-    workers = {each: SimpleNamespace(status=Status[each], resources={"slot": 1.0}) for each in states}
-    tasks = {each: SimpleNamespace(processing_on=worker) for each, worker in workers.items()}
-    tasks["waits"] = SimpleNamespace(processing_on=None)
-    scheduler = SimpleNamespace(workers=workers, tasks=tasks)
-    execution = Execution(scheduler, SimpleNamespace(ask=None), None)  # type: ignore[arg-type]
-    assert len(execution.slots()) == 1
-    closed = [key for key in (*tasks, "unknown") if execution.on_closed_slot(key)]
-    assert closed == ["paused", "closing_gracefully"]
 
 
 def test_a_job_without_a_slot_says_so_and_holds_up_no_other(tmp_path: Path) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from distributed.core import Status
 from local_fleets.client_fixtures import Fleet, eventually
 
 from skyinfra.client import Pool, open_pool
+from skyinfra.head.execution import Execution
 
 # From then on, the slots with shorter tasks are idle to Dask, whatever waits behind them.
 LONG_S = 4.0
@@ -80,3 +83,15 @@ def test_a_task_leaves_a_slot_with_a_long_one_for_a_free_slot(
     for path in paths:
         Path(path).touch()
     assert [future.result(timeout=PATIENCE_S) for future in (long, *others)] == paths
+
+
+def test_the_slots_of_a_fleet_and_those_that_take_no_others() -> None:
+    states = "running", "paused", "closing_gracefully"
+    workers = {each: SimpleNamespace(status=Status[each], resources={"slot": 1.0}) for each in states}
+    tasks = {each: SimpleNamespace(processing_on=worker) for each, worker in workers.items()}
+    tasks["waits"] = SimpleNamespace(processing_on=None)
+    scheduler = SimpleNamespace(workers=workers, tasks=tasks)
+    execution = Execution(scheduler, SimpleNamespace(ask=None), None)  # type: ignore[arg-type]
+    assert len(execution.slots()) == 1
+    closed = [key for key in (*tasks, "unknown") if execution.on_closed_slot(key)]
+    assert closed == ["paused", "closing_gracefully"]

@@ -10,6 +10,7 @@ on to the next one (pachyderm/pachyderm#1680).
 
 from __future__ import annotations
 
+import atexit
 import errno
 import itertools
 import os
@@ -28,8 +29,10 @@ import skyinfra as sky
 from skyinfra.blobs import transfer
 from skyinfra.blobs.payload import INLINE
 from skyinfra.client import Pool, open_pool
+from skyinfra.engine import main_thread
 from skyinfra.engine.executor import Moves
 from skyinfra.tasks import Task
+from skyinfra.worker import process as worker_process
 
 NODES = ("n0", "n1", "n2")
 TASKS = 60
@@ -202,6 +205,20 @@ def test_a_process_without_memory_is_replaced_and_no_task_fails(bed: Any) -> Non
     resource.prlimit(pid, resource.RLIMIT_AS, (limit, limit))
     # A timeout is watched by a thread.
     assert pool.broadcast(Task(process).options(timeout=60), slots=slot) != [pid]
+
+
+def hang_at_exit() -> int:
+    worker_process._ENDED_S = 0.5
+    atexit.register(time.sleep, 3600)
+    main_thread.replace_after_task()
+    return os.getpid()
+
+
+def test_a_process_that_hangs_at_its_exit_keeps_no_slot_away(bed: Any) -> None:
+    pool, _ = bed
+    slot = on_n1(pool)[:1]
+    before = pool.broadcast(Task(hang_at_exit), slots=slot)
+    assert pool.broadcast(Task(process), slots=slot) != before
 
 
 def size(data: bytes) -> tuple[int, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
 import contextlib
 import faulthandler
 import gc
@@ -477,21 +476,6 @@ def test_a_fresh_task_has_a_process_of_its_own(pool: Any, one: Any) -> None:
     assert used.isdisjoint(pids)
     assert {each.result(60) for each in others}.isdisjoint(pids)
     assert on(pool, one, os.getpid, fresh=True) not in pids
-
-
-def hang_at_exit() -> int:
-    from skyinfra.engine import main_thread
-    from skyinfra.worker import process
-
-    process._ENDED_S = 0.5
-    atexit.register(time.sleep, 3600)
-    main_thread.replace_after_task()
-    return os.getpid()
-
-
-def test_a_process_that_hangs_at_its_exit_keeps_no_slot_away(pool: Any, one: Any) -> None:
-    before = on(pool, one, hang_at_exit)
-    assert on(pool, one, os.getpid) != before
 
 
 @pytest.mark.slow
