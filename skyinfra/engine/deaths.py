@@ -19,12 +19,14 @@ class Death(_schema.Document, error=NodeError, source="death"):
     """The end of a worker process while it ran a task.
 
     code: its exit code, negative for a signal. out_of_memory: whether the kernel ended it as memory ran out. shown:
-    bytes of the output of the task that its client had by then.
+    bytes of the output of the task that were sent to its client by then. sure: of these, before the last message, which
+    may have been lost with the process.
     """
 
     code: int
     out_of_memory: bool = False
     shown: int = 0
+    sure: int = 0
 
     def __str__(self) -> str:
         return f"{ended(self.code)}{', as the memory of its machine ran out' if self.out_of_memory else ''}"

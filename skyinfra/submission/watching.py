@@ -55,6 +55,8 @@ class Watcher:
         self._bars: dict[str | None, _Bars] = {}
         self._rows: dict[str, _Bars] = {}
         self._said: dict[str, float] = {}
+        # The lines of the last message of each task.
+        self._got: dict[str, list[str]] = {}
         self._warned = False
 
     def warn_of_end(self, fleet: str, stops: dict[str, str]) -> None:
@@ -74,8 +76,13 @@ class Watcher:
         """Takes a message of the task *key*: its slot, its name and what it says, see `skyinfra.worker.streaming`."""
         context = self._contexts.get(key) or contextvars.copy_context()
         slot, name, what = content
-        if kind == "output":
-            context.run(self._show_lines, slot, what)
+        if kind in ("output", "again"):
+            had = self._got.get(key, [])
+            # What is sent again begins with the last message, which may have been lost with its process.
+            known = len(had) if kind == "again" and what[: len(had)] == had else 0
+            if key in self._contexts:
+                self._got[key] = what
+            context.run(self._show_lines, slot, what[known:])
         elif kind == "progress" and self._progress:
             context.run(self._step, key, f"{slot} {name}", *what)
 
@@ -86,6 +93,7 @@ class Watcher:
                 return
             self._contexts.pop(key, None)
             self._said.pop(key, None)
+            self._got.pop(key, None)
             bars = self._rows.pop(key, None)
             if bars is not None and bars.remove(key):
                 self._bars = {place: each for place, each in self._bars.items() if each is not bars}

@@ -38,9 +38,10 @@ _LAST_BYTES = 2000
 # A file for each slot: the process of its worker, and the key of the task that it runs, in one line.
 _RUNNING = "running"
 _LONGEST_LINE = 4096
-# At the end of that file: how many bytes of its output the client of the task has.
-_SHOWN_AT, _SHOWN_DIGITS = _LONGEST_LINE - 32, 20
-_NOTHING_SHOWN = b"0" * _SHOWN_DIGITS
+# At the end of that file: how many bytes of its output the client of the task was sent, and before the last message.
+_SHOWN = b"%020d %020d"
+_SHOWN_BYTES = len(_SHOWN % (0, 0))
+_SHOWN_AT = _LONGEST_LINE - 64
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 # A start: the uptime of the machine, in milliseconds.
 _START = b"%015d\n"
@@ -113,11 +114,12 @@ def running(directory: Path) -> dict[int, str]:
     return found
 
 
-def note_shown(count: int) -> None:
-    """Notes, for the next start of the task of this process, that its client has *count* bytes of its output."""
+def note_shown(count: int, sure: int) -> None:
+    """Notes, for the next start of the task of this process, that its client is sent *count* bytes of its output; that
+    *sure* of them have arrived."""
     note = _note_of(os.environ.get(NODE_DIRECTORY, ""), os.getpid())
     if note is not None:
-        note[_SHOWN_AT : _SHOWN_AT + _SHOWN_DIGITS] = b"%0*d" % (_SHOWN_DIGITS, count)
+        note[_SHOWN_AT : _SHOWN_AT + _SHOWN_BYTES] = _SHOWN % (count, sure)
 
 
 @contextlib.contextmanager
@@ -131,7 +133,7 @@ def _noted(key: str) -> Iterator[None]:
     if note is None:
         yield
         return
-    note[_SHOWN_AT : _SHOWN_AT + _SHOWN_DIGITS] = _NOTHING_SHOWN
+    note[_SHOWN_AT : _SHOWN_AT + _SHOWN_BYTES] = _SHOWN % (0, 0)
     _write(note, f"{os.getpid()} {key}\n")
     try:
         yield
@@ -221,15 +223,15 @@ class Watch:
         found = _left_behind(self._directory, self._index)
         if found is None or not begun(found[0], self._directory):
             return None
-        key, shown = found
-        death = Death(code, code == -signal.SIGKILL and killed, shown)
+        key, shown, sure = found
+        death = Death(code, code == -signal.SIGKILL and killed, shown, sure)
         with contextlib.suppress(OSError):  # a full disk: the cause is not known then
             _note(self._directory, key, death)
         return key, death
 
 
-def _left_behind(directory: Path, index: int) -> tuple[str, int] | None:
-    """The task that ran on the slot with *index* when its process died, and how many bytes of its output were shown.
+def _left_behind(directory: Path, index: int) -> tuple[str, int, int] | None:
+    """The task that ran on the slot with *index* when its process died, and what it had noted with `note_shown`.
 
     The note of it is removed: called in the runner, while the slot has no process.
     """
@@ -239,8 +241,9 @@ def _left_behind(directory: Path, index: int) -> tuple[str, int] | None:
             file.seek(0)
             file.write(b"\n")
         line, end, _ = note.partition(b"\n")
-        key, digits = line.decode().partition(" ")[2], note[_SHOWN_AT : _SHOWN_AT + _SHOWN_DIGITS]
-        return (key, int(digits) if digits.isdigit() else 0) if end and key else None
+        key, noted = line.decode().partition(" ")[2], note[_SHOWN_AT : _SHOWN_AT + _SHOWN_BYTES].split()
+        shown, sure = map(int, noted) if len(noted) == 2 else (0, 0)
+        return (key, shown, sure) if end and key else None
     except (OSError, ValueError):
         return None
 

@@ -9,11 +9,10 @@ client keeps more than a stated number of items and bytes.
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import functools
-import io
 import os
+import re
 import threading
 import time
 from collections import deque
@@ -50,6 +49,8 @@ _MOST_ITEM_BYTES = 64 * 2**20
 # What the client says may be lost with its connection. The last item is sent again that often: the client answers.
 _AGAIN_S = 2.0
 
+_END = re.compile("\r\n|\r|\n")
+
 # By the keys of the tasks that run here.
 _taken: dict[str, int] = {}
 _took = threading.Condition()
@@ -59,22 +60,21 @@ class Lines:
     """Cuts bytes into lines. Carriage returns end lines too: progress bars move."""
 
     def __init__(self) -> None:
-        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._decoder = io.IncrementalNewlineDecoder(decoder, translate=True)
-        self._rest = ""
+        self._rest = b""
 
     @property
     def held(self) -> int:
         """How many bytes of an incomplete line are held back."""
-        return len(self._rest.encode("utf-8", "replace"))
+        return len(self._rest)
 
     def feed(self, data: bytes, *, final: bool = False) -> list[str]:
         """Returns the lines that *data* completes; *final*: with the last, incomplete one."""
-        *lines, self._rest = (self._rest + self._decoder.decode(data, final=final)).split("\n")
-        if final and self._rest:
-            lines.append(self._rest)
-            self._rest = ""
-        return lines
+        data = self._rest + data
+        # A carriage return at the end may be half of a line's end.
+        end = len(data) if final else max(data.rfind(b"\n"), data.rfind(b"\r", 0, -1)) + 1
+        self._rest = data[end:]
+        *lines, last = _END.split(data[:end].decode("utf-8", "replace"))
+        return [*lines, last] if last else lines
 
 
 class _Tail:
@@ -87,35 +87,55 @@ class _Tail:
         self._file = file
         self._send = send
         self._key = key
-        self.restart(_begins.pop(file, 0) if send is not None else os.stat(file).st_size)  # noqa: PTH116 - as below
-        if self._offset and send is not None:
-            attempts.note_shown(self._offset)
+        if send is None:
+            self.restart(os.stat(file).st_size)  # noqa: PTH116 - as below
+            return
+        self.restart(*_begins.pop(file, (0, 0)))
+        if self._offset:
+            attempts.note_shown(self._offset, self._sure)
 
-    def restart(self, offset: int = 0) -> None:
-        self._offset, self._lines, self._bars = offset, Lines(), Bars(progress)
+    def restart(self, offset: int = 0, sure: int = 0) -> None:
+        """Goes on at *offset*. sure: where the last message began; what was before it has arrived."""
+        self._offset, self._sure, self._lines, self._bars = offset, sure, Lines(), Bars(progress)
+
+    def again(self, shown: int) -> tuple[int, int]:
+        """Sends the lines of the last message once more, which ended at *shown*, and all that came after it.
+
+        Returns where this message ends, and where it begins.
+        """
+        lines = [*self._added(shown), *self._lines.feed(b"", final=True)]
+        lines += [*self._added(), *self._lines.feed(b"", final=True)]
+        attempts.note_shown(self._offset, self._sure)
+        if self._send is not None and (found := self._bars.kept(lines, final=True)):
+            self._send(found)
+        return self._offset, self._sure
 
     def advance(self, *, final: bool = False) -> None:
         """Sends the new lines; *final*: with the last, incomplete one."""
+        begin = self._offset - self._lines.held
         lines = [*self._added(), *(self._lines.feed(b"", final=True) if final else ())]
         shown = self._bars.kept(lines, final=final)
         if self._send is None:
             return
         if shown:
-            self._send(shown)
+            self._sure = begin
         if lines:
-            # A line that is not whole is sent again by the next start of the task.
-            attempts.note_shown(self._offset - self._lines.held)
+            # Before it is sent: the process may end before it leaves it. A line that is not whole comes again then.
+            attempts.note_shown(self._offset - self._lines.held, self._sure)
+        if shown:
+            self._send(shown)
 
-    def _added(self) -> Iterator[str]:
+    def _added(self, until: int | None = None) -> Iterator[str]:
+        """Yields the lines that were added. until: no more than up to there."""
         try:
-            size = os.stat(self._file).st_size  # noqa: PTH116 - a part of every task's round trip
+            size = os.stat(self._file).st_size if until is None else until  # noqa: PTH116 - of every task's round trip
             if size <= self._offset:
                 return
             with open(self._file, "rb") as file:  # noqa: PTH123 - as above
                 file.seek(self._offset)
                 if size - self._offset > _MOST:
                     yield from self._first_and_last(file, size)
-                data = file.read(_MOST)
+                data = file.read(_MOST if until is None else until - self._offset)
         except OSError:
             return
         self._offset += len(data)
@@ -144,8 +164,8 @@ _sent_at = 0.0
 # Whether a task runs, and what it reported of its progress last.
 _runs = False
 _last_progress: Progress | None = None
-# How much of an output an earlier start of its task has printed, and was sent.
-_begins: dict[str, int] = {}
+# How much of an output an earlier start of its task has printed, and was sent; and where the last message of it began.
+_begins: dict[str, tuple[int, int]] = {}
 
 
 def _fleet() -> str:
@@ -189,14 +209,16 @@ def sending_output(
 def send_rest(key: str, folder: Path, send: Send | None, death: Death | None) -> None:
     """Sends what the task *key* had printed when its process died, and its client had not got, before it starts again.
 
-    *death*: says how much the client had; None where nobody knows: it gets all of it again then.
+    The last message may have been lost with the process. It is sent again, as ``("again", lines)``: the client knows
+    whether it has it. *death*: says how much was sent; None where nobody knows: the client gets all of it again then.
     """
     file = output.file_of(key, folder)
     if send is None or death is None or not os.path.exists(file):  # noqa: PTH110 - as above
         return
-    _begins[file] = death.shown
-    _Tail(file, functools.partial(send, "output"), lambda: key).advance(final=True)
-    _begins[file] = os.stat(file).st_size  # noqa: PTH116 - as above
+    # Of a flood, parts are left out anyway.
+    sure = death.sure if death.shown - death.sure <= _MOST else death.shown
+    _begins[file] = sure, sure
+    _begins[file] = _Tail(file, functools.partial(send, "again"), lambda: key).again(death.shown)
 
 
 def progress(done: float, total: float | None = None, note: str = "") -> None:

@@ -105,6 +105,38 @@ def test_lines_that_were_printed_just_before_the_end_arrive_once(fleet, tmp_path
     assert lines == expected
 
 
+@sky.compute
+def die_as_it_sends(path: str, then: float, times: int) -> str:
+    from skyinfra.worker import streaming
+
+    with Path(path).open("ab") as file:
+        file.write(b".")
+    start = Path(path).stat().st_size
+    print("start", start)
+    if start <= times:
+        print("sent", end="", flush=True)
+        # What the watcher of the output does ten times a second.
+        with streaming._changed:
+            streaming._tail.advance()
+        time.sleep(then)
+        os._exit(1)
+    return "done"
+
+
+# Seconds that the process lives on: what it sends does not leave it, perhaps, for sure.
+@pytest.mark.parametrize("then", [0, 0.002, 0.5])
+@pytest.mark.parametrize("times", [1, 2])
+def test_lines_that_were_sent_as_the_process_ended_arrive_once(fleet, tmp_path, wait_until, then, times):
+    lines: list[str] = []
+    with open_pool(fleet.manifest, output=lambda _, line: lines.append(line)) as pool:
+        assert die_as_it_sends(str(tmp_path / "starts"), then, times) >> pool.select(node="n0") == "done"
+        expected = [line for start in range(1, times + 1) for line in (f"start {start}", "sent")]
+        expected.append(f"start {times + 1}")
+        wait_until(lambda: len(lines) >= len(expected), timeout=15)
+        time.sleep(0.3)
+    assert lines == expected
+
+
 def test_the_last_lines_of_a_task_with_secrets_arrive_masked(fleet, tmp_path, monkeypatch, wait_until):
     value = f"t0p-{uuid.uuid4().hex}"
     monkeypatch.setenv("A_TOKEN", value)

@@ -161,7 +161,7 @@ def test_nothing_is_kept_of_tasks_that_are_over(fleet, wait_until, monkeypatch):
         wait_until(lambda: sum(map(len, pool.running().values())) == 4)
         for future in waiting:
             future.cancel()
-        wait_until(lambda: not (watcher._contexts or watcher._rows or watcher._said))
+        wait_until(lambda: not (watcher._contexts or watcher._rows or watcher._said or watcher._got))
 
 
 def test_nothing_is_printed_where_nobody_wants_it(fleet, tmp_path, capfd):
@@ -295,3 +295,15 @@ def test_a_tail_gives_every_line_once(tmp_path, size):
         tail.advance()
     tail.advance(final=True)
     assert sent == [f"{number} ä" for number in range(size // 8)]
+
+
+@pytest.mark.parametrize("cut", range(1, 24))
+def test_what_is_held_of_a_line_is_counted_in_bytes(cut):
+    """Where a process ends there, its task's next start reads on at the begin of a line."""
+    from skyinfra.worker.streaming import Lines
+
+    data, lines = b"one\r\n50%\r\xe2\x82\xac and \xff\r\n\nlast", Lines()
+    first = lines.feed(data[:cut])
+    begin = cut - lines.held
+    assert first + lines.feed(data[cut:], final=True) == ["one", "50%", "\u20ac and \ufffd", "", "last"]
+    assert first + Lines().feed(data[begin:], final=True) == ["one", "50%", "\u20ac and \ufffd", "", "last"]

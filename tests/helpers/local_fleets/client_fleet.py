@@ -21,7 +21,7 @@ from distributed import Nanny
 from skyinfra.blobs.store import BlobStore
 from skyinfra.engine import settings
 from skyinfra.engine.credentials import Credentials
-from skyinfra.head import start
+from skyinfra.head import sick, start
 from skyinfra.head.blobs import HeadBlobs
 from skyinfra.head.scheduler import FleetScheduler
 from skyinfra.protocol import rpc
@@ -109,6 +109,7 @@ def start_nanny(
 async def serve(config: dict) -> None:
     secret, root = config["secret"], Path(config["root"])
     OtherScheduler.claims = config.get("claims", {})
+    sick.TIMES = config.get("deaths", sick.TIMES)
     scheduler = await OtherScheduler(
         layout=FleetLayout(1),
         handlers=HeadBlobs(BlobStore(root / "n0" / "blobs", **config.get("blobs", {}))).handlers,
