@@ -5,7 +5,8 @@ are named rather than copied, so that a value that comes back has the class that
 enumeration that is copied keep their aliases and attributes. And code that is copied keeps the name of its file: from
 3.1.3 on, cloudpickle writes ``<dynamic-code>`` for all, and tracebacks have neither file nor source then.
 
-Exceptions are pickled so that they arrive as they were raised, or not at all.
+Exceptions are pickled so that they arrive as they were raised, or not at all; those within values as they are, where
+their classes do not say how they are made.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         """As `pickle.Pickler.reducer_override`."""
         if isinstance(obj, types.FunctionType | type) and _is_of_script(obj):
             return NotImplemented
+        if isinstance(obj, BaseException) and _has_own_init(type(obj)):
+            return _unmade(obj)
         reduced = super().reducer_override(obj)
         if isinstance(obj, enum.EnumMeta) and isinstance(reduced, tuple) and len(reduced) == 6:
             return _enumeration(obj, reduced)
@@ -154,6 +157,13 @@ class _Exceptions(Pickler):
     def reducer_override(self, obj: Any) -> Any:
         """As `pickle.Pickler.reducer_override`."""
         return self._reduced(obj) if isinstance(obj, BaseException) else super().reducer_override(obj)
+
+
+def _has_own_init(kind: type[BaseException]) -> bool:
+    """Returns whether *kind* may take other arguments than it keeps, and does not say how it is pickled."""
+    ways = next(each for each in kind.__mro__ if {"__reduce__", "__reduce_ex__"} & set(vars(each)))
+    own = isinstance(kind.__init__, types.FunctionType)
+    return own and ways.__module__ == "builtins" and not issubclass(kind, BaseExceptionGroup)
 
 
 def _reduced(error: BaseException) -> Any:

@@ -9,10 +9,13 @@ import re
 import sys
 import time
 import types
+import typing
 import uuid
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
+
+import cloudpickle
 
 from skyinfra.blobs import payload, unpicklable
 from skyinfra.blobs.payload import Payload
@@ -182,6 +185,8 @@ class _Pickler(Pickler):
             return self._of_module(obj)
         if isinstance(obj, InObject):
             return obj.reduced(self._needs)
+        if isinstance(obj, typing.NewType) and obj.__module__ == script.NAME and not self._of_script(obj):
+            return typing.NewType, (obj.__name__, obj.__supertype__)
         # Of an instance the class is pickled, too; one that is pickled as a name, as a NewType is, has a module.
         is_module = isinstance(obj, types.ModuleType)
         for module in [obj.__name__] if is_module else {type(obj).__module__, str(getattr(obj, "__module__", ""))}:
@@ -194,9 +199,11 @@ class _Pickler(Pickler):
         if isinstance(plain, types.FunctionType | type | functools._lru_cache_wrapper):
             self._needs.take_used(plain)
         if module == script.NAME:
-            importable = self._needs.script is not None and self._needs.script.has(plain) and self._needs.take(module)
+            importable = self._of_script(plain) and self._needs.take(module)
         else:
-            importable = _defined_in(plain, module) and (self._needs.take(module) or self._is_included(module))
+            importable = _defined_in(plain, module) and (
+                self._needs.take(module) or self._is_included(module) or _is_installed(module)
+            )
         if not importable and isinstance(obj, functools._lru_cache_wrapper):
             return program.cached, (obj.__wrapped__, obj.cache_parameters())
         if not importable:
@@ -206,6 +213,9 @@ class _Pickler(Pickler):
             return (named, (module, plain.__qualname__)) if found is obj else obj.shipped()
         # By name, as any function; or what a decorator has replaced there.
         return NotImplemented if found is obj else (undecorated_in, (module, plain.__qualname__))
+
+    def _of_script(self, value: Any) -> bool:
+        return self._needs.script is not None and self._needs.script.has(value)
 
     def _is_included(self, module: str) -> bool:
         included = self._needs.included
@@ -248,6 +258,13 @@ def _defined_in(plain: Any, module: str) -> bool:
         return undecorated(operator.attrgetter(name)(sys.modules[module])) is plain
     except AttributeError:
         return False
+
+
+def _is_installed(module: str) -> bool:
+    """Returns whether nodes import *module* from Python or an installed package, as they do for plain functions."""
+    by_value = cloudpickle.list_registry_pickle_by_value()
+    registered = any(f"{module}.".startswith(f"{each}.") for each in by_value)
+    return getattr(sys.modules[module], "__spec__", None) is not None and not modules.is_own(module) and not registered
 
 
 def _pack(value: object, needs: Needs, *, whole: bool = False) -> Payload:

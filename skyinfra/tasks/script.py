@@ -9,9 +9,9 @@ of notebooks, which are no files.
 from __future__ import annotations
 
 import ast
-import builtins
 import contextlib
 import functools
+import importlib.util
 import operator
 import pickle
 import sys
@@ -28,6 +28,7 @@ import cloudpickle
 from skyinfra import syntax
 from skyinfra.tasks import modules
 from skyinfra.tasks.modules import Source
+from skyinfra.tasks.task import undecorated
 
 NAME = "__main__"
 # A script that reads its arguments outside of the block gets those of this process.
@@ -65,13 +66,29 @@ class Script:
     def top(self) -> frozenset[str]:
         """The global names that importing it sets, but for those that a block sets as well."""
         inside = {name for block in self.blocks for each in block.body for name in _bound(each)}
-        return frozenset(name for each in self._outside for name in _bound(each)) - inside
+        outside = (name for each in self._outside for name in (*_bound(each), *_starred(each, self.package)))
+        return frozenset(outside) - inside
+
+    @cached_property
+    def _altered(self) -> frozenset[str]:
+        """The global names whose values a block changes in place, as in ``config.rate = 1``."""
+        return frozenset(name for block in self.blocks for each in block.body for name in _changed(each))
 
     @cached_property
     def _literals(self) -> dict[str, object]:
-        """The values of global names that are set once, to plain data."""
+        """The values of global names that are plain data at the end of an import, whichever machine runs it."""
         found: dict[str, object] = {}
+        # What a function sets is computed where the import calls it.
+        declared = {
+            each.name: {name for node in ast.walk(each) if isinstance(node, ast.Global) for name in node.names}
+            for each in self._outside
+            if isinstance(each, ast.FunctionDef)
+        }
         for each in self._outside:
+            calls = (node.func for node in _walk(each) if isinstance(node, ast.Call))
+            called = [function.id for function in calls if isinstance(function, ast.Name)]
+            for name in (*_bound(each), *(name for one in called for name in declared.get(one, ()))):
+                found.pop(name, None)
             if not isinstance(each, ast.Assign | ast.AnnAssign) or each.value is None:
                 continue
             targets = each.targets if isinstance(each, ast.Assign) else [each.target]
@@ -91,10 +108,11 @@ class Script:
         What is large and was None first is not: a model that is loaded here is loaded there too.
         """
         if name not in self._literals:
-            return False
+            kinds = types.ModuleType | types.FunctionType | type
+            return name in self._altered and not isinstance(value, kinds) and _can_travel(value, large=False)
         before = self._literals[name]
         try:
-            changed = bool(value != before)
+            changed = type(value) is not type(before) or bool(value != before)
         except Exception:  # noqa: BLE001 - a comparison of the user's may raise anything; arrays do
             changed = True
         return changed and _can_travel(value, large=before is not None)
@@ -114,9 +132,11 @@ class Script:
             found = operator.attrgetter(name)(sys.modules[NAME])
         except AttributeError:
             return False
-        line = value.__code__.co_firstlineno if isinstance(value, types.FunctionType) else 0
+        code = value.__code__ if isinstance(value, types.FunctionType) else None
+        # That of a decorator's wrapper is of another file.
+        line = code.co_firstlineno if code is not None and code.co_filename == sys.modules[NAME].__file__ else 0
         inside = any(block.lineno <= line <= (block.end_lineno or 0) for block in self.blocks)
-        return getattr(found, "plain", found) is value and not inside
+        return undecorated(found) is value and not inside
 
 
 def current() -> Script | None:
@@ -167,12 +187,13 @@ def values_used(code: types.CodeType, script: Script) -> dict[str, object]:
 
 @functools.lru_cache(maxsize=1024)
 def used(code: types.CodeType) -> tuple[str, ...]:
-    """Returns the global names that *code* reads, with those of the functions in it; not builtin ones."""
+    """Returns the global names that *code* reads, with those of the functions in it. Builtin names are among them: a
+    module may have another value for one."""
     names = dict.fromkeys(_global_names(code))
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             names.update(dict.fromkeys(used(constant)))
-    return tuple(name for name in names if not hasattr(builtins, name))
+    return tuple(names)
 
 
 def _global_names(code: types.CodeType) -> Iterator[str]:
@@ -289,6 +310,26 @@ def _walk(node: ast.AST, stop: tuple[type[ast.AST], ...] = _FUNCTIONS) -> Iterat
     if not isinstance(node, stop):
         for child in ast.iter_child_nodes(node):
             yield from _walk(child, stop)
+
+
+def _changed(statement: ast.stmt) -> Iterator[str]:
+    """The names whose values *statement* changes in place, by an attribute or an item."""
+    for node in _walk(statement, (*_FUNCTIONS, ast.ClassDef)):
+        if isinstance(node, ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store):
+            base: ast.expr = node
+            while isinstance(base, ast.Attribute | ast.Subscript):
+                base = base.value
+            if isinstance(base, ast.Name):
+                yield base.id
+
+
+def _starred(statement: ast.stmt, package: str) -> Iterator[str]:
+    """The names that ``from MODULE import *`` has set here."""
+    for node in _walk(statement):
+        if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
+            name = importlib.util.resolve_name("." * node.level + (node.module or ""), package or None)
+            space = vars(sys.modules[name]) if name in sys.modules else {}
+            yield from space.get("__all__", [each for each in space if not each.startswith("_")])
 
 
 def _bound(statement: ast.stmt) -> Iterator[str]:

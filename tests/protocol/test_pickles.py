@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 from pathlib import Path
+
+from skyinfra.protocol import pickles
 
 CLASSES = """
 import enum
@@ -49,3 +52,19 @@ def test_enumerations_without_a_file_keep_aliases_attributes_and_methods(tmp_pat
         return done.stdout
 
     assert run(CLASSES + DUMP) == run(LOAD)
+
+
+class ApiError(Exception):
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(f"{code}: {text}")
+        self.code = code
+
+
+class Coded(Exception):
+    def __init__(self, code: int) -> None:
+        super().__init__(f"code {code}")
+
+
+def test_exceptions_within_a_value_arrive_as_they_were() -> None:
+    found = pickle.loads(pickles.dumps([1, ApiError(500, "x"), {"a": Coded(3)}]))
+    assert found[0] == 1 and (str(found[1]), found[1].code) == ("500: x", 500) and str(found[2]["a"]) == "code 3"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import collections
 import importlib.machinery
 import importlib.util
 import pickle
@@ -221,16 +222,28 @@ def test_global_names_that_a_function_reads() -> None:
 
         return [importlib for _ in pool], len(pool), pool.names, inner
 
-    assert set(used(function.__code__)) == {"ast", "Write", "importlib"}
+    assert set(used(function.__code__)) == {"ast", "Write", "importlib", "len"}
 
 
 PROGRAM = """
-import pickle, threading
+import enum, pickle, threading
 from skyinfra.tasks import pickling
 from skyinfra.tasks.needs import Needs
 from skyinfra.tasks.task import Task
+from starred import *
 
 LIMIT = 1
+DEVICE = "cuda"
+if DEVICE: DEVICE = "cpu"
+STATE, OPENED = {}, threading.local()
+class Config: rate = 1
+CONFIGURED = Config()
+class Scale(enum.Enum):
+    plain = 1
+    log = 2
+def named(): return f"{id} {len(STATE)}", DEVICE, shared, guard, CONFIGURED.rate, OPENED
+def eval(): return setting
+def through(): return eval()
 TABLE = {"a": 1}
 UNCHANGED = [1, 2]
 CONFIG = dict(lr=1e-3, sizes=list((4 * 1024,)))
@@ -256,7 +269,15 @@ if __name__ == "__main__":
     TABLE["b"] = 2
     CONFIG["lr"] = 1
     NAMES.add("a")
+    id = 7
+    CONFIGURED.rate = 2
+    OPENED.value = 1
     def late(): return alone()
+    more = values(Task(named)).values
+    assert set(more) == {"id", "CONFIGURED"} and vars(more["CONFIGURED"]) == {"rate": 2}, more
+    assert values(Task(through)).values == {"setting": {"lr": 1}}
+    sent = pickling.dump(Task(named, (Scale.plain,)), Needs())
+    assert b"Scale" in sent and b"_make_skeleton_enum" not in sent
     found = values(Task(function))
     changed = {"TABLE": {"a": 1, "b": 2}, "CONFIG": {"lr": 1, "sizes": [4096]}, "NAMES": {"a"}}
     assert found.values == {"setting": {"lr": 1}, "LIMIT": 5, **changed}, found.values
@@ -266,7 +287,7 @@ if __name__ == "__main__":
     assert "late" in values(Task(lambda: late())).values
     call, included = pickling.dump_call(Task(function))
     assert included.tree.main == (".skyinfra/program.py", "",), included.tree.main
-    assert list(included.tree.files) == [".skyinfra/program.py"]
+    assert list(included.tree.files) == [".skyinfra/program.py", ".skyinfra/starred.py"], included.tree.files
     try:
         values(Task(lambda: lock))
     except Exception as error:
@@ -276,6 +297,7 @@ if __name__ == "__main__":
 
 
 def test_what_the_main_block_sets_travels_and_what_an_import_sets_does_not(tmp_path: Path) -> None:
+    (tmp_path / "starred.py").write_text("import threading\nshared, guard = 1, threading.Lock()\n")
     (tmp_path / "program.py").write_text(PROGRAM)
     done = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.stdout == "ended well\n", done.stderr
@@ -320,8 +342,67 @@ def test_what_is_computed_or_large_is_the_own_of_each_node(text: str) -> None:
     assert not script(f"X = {text}\n").has_changed("X", 0)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "X = 'a'\nif ready: X = 'b'\n",
+        "X = 'a'\ntry: import x as X\nexcept ImportError: pass\n",
+        "X = 1\nX += 1\n",
+        "X = 1\nX = count()\n",
+        "X = 1\ndef count():\n    global X\n    X = 3\ncount()\n",
+    ],
+)
+def test_what_an_import_computes_last_is_the_own_of_each_node(text: str) -> None:
+    assert not script(text).has_changed("X", "b")
+    assert script(f"{text}X = 'c'\n").has_changed("X", "b")
+
+
+def test_a_value_of_another_kind_is_another_one() -> None:
+    assert script("X = {}\n").has_changed("X", collections.defaultdict(int))
+
+
+INSTALLED = """
+import functools, sys, threading
+sys.path.insert(0, "site-packages")
+import pickle
+from urllib.parse import urlsplit
+from installed_lib import Model, predict
+from skyinfra.tasks import pickling
+from skyinfra.tasks.needs import Needs
+from skyinfra.tasks.task import Task
+assert b"undecorated_in" in pickling.dump(predict(1), Needs())
+assert pickle.loads(pickling.dump(Task(len, ([urlsplit],)), Needs()))[1][0][0] is urlsplit
+print("ended well")
+"""
+
+
+def test_what_an_installed_package_decorates_is_what_the_node_has(tmp_path: Path) -> None:
+    (tmp_path / "site-packages").mkdir()
+    (tmp_path / "site-packages" / "installed_lib.py").write_text(
+        "import threading\nimport skyinfra as sky\n_lock = threading.Lock()\n"
+        "@sky.compute\ndef predict(x):\n    with _lock: return x\n@sky.cls\nclass Model: pass\n"
+    )
+    (tmp_path / "program.py").write_text(INSTALLED)
+    done = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout == "ended well\n", done.stderr
+
+
+def test_a_new_type_without_a_file_travels_by_value() -> None:
+    text = (
+        "import pickle, typing\nfrom skyinfra.tasks import pickling\nfrom skyinfra.tasks.needs import Needs\n"
+        "from skyinfra.tasks.task import Task\nUser = typing.NewType('User', int)\ndef f(u: User) -> User: return u\n"
+        "print(pickling.dump(Task(f, (1,)), Needs()).hex())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+    function, arguments, _ = pickle.loads(bytes.fromhex(done.stdout))
+    assert function(*arguments) == 1 and function.__annotations__["u"].__supertype__ is int
+
+
 def test_a_script_without_such_a_block_travels_by_value(tmp_path: Path) -> None:
-    text = PROGRAM.partition("if __name__")[0] + "call, included = pickling.dump_call(Task(alone))\nprint(included)\n"
+    text = (
+        PROGRAM.partition("if __name__")[0].replace("from starred import *\n", "")
+        + "call, included = pickling.dump_call(Task(alone))\nprint(included)\n"
+    )
     (tmp_path / "program.py").write_text(text)
     done = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.stdout == "None\n", done.stderr
