@@ -22,7 +22,7 @@ import shutil
 import sys
 import types
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
@@ -30,7 +30,7 @@ from skyinfra.blobs.store import BlobStore
 from skyinfra.blobs.transfer import BlobsMissing
 from skyinfra.blobs.trees import Entry, Tree
 from skyinfra.errors import NotInTask, NotSynced
-from skyinfra.protocol.instance import NODE_DIRECTORY
+from skyinfra.protocol.instance import DEVICES, NODE_DIRECTORY
 
 FOLDER = "trees"
 FILES_FOLDER = "files"
@@ -54,7 +54,8 @@ _ENGINE = frozenset(name.partition(".")[0] for name in sys.modules) | frozenset(
 class _View:
     """A folder with files of trees. code: those that Python may import, of all of these trees. roots, main: of the
     trees. modules: those loaded from it, while it is not in use. hidden: other modules with the same names, while it
-    is."""
+    is. variables: those of the environment that its modules have set as they were imported, with the values before and
+    since."""
 
     folder: Path
     roots: tuple[str, ...] = ()
@@ -64,6 +65,8 @@ class _View:
     paths: list[str] = field(default_factory=list)
     modules: dict[str, types.ModuleType] = field(default_factory=dict)
     hidden: dict[str, types.ModuleType] = field(default_factory=dict)
+    variables: dict[str, tuple[str | None, str | None]] = field(default_factory=dict)
+    arguments: list[str] = field(default_factory=list)
 
 
 class Views:
@@ -105,6 +108,25 @@ class Views:
             del self._views[:-_KEPT]
         self.tree = tree.name if tree is not None else None
 
+    def has_others(self) -> bool:
+        """Returns whether modules of other code than that in use were loaded in this process."""
+        return len(self._views) > (self._now is not None)
+
+    def note_set(self, before: Mapping[str, str]) -> None:
+        """Notes the variables of the environment that an import has changed from *before*: they leave with its view.
+
+        The device of a slot stays the slot's: ``os.environ["CUDA_VISIBLE_DEVICES"] = "0"`` is the first line of many
+        scripts.
+        """
+        for name in before.keys() | os.environ.keys():
+            was, now = before.get(name), os.environ.get(name)
+            if now == was:
+                continue
+            if name in DEVICES and was is not None:
+                os.environ[name] = was
+            elif self._now is not None:
+                self._now.variables[name] = self._now.variables.get(name, (was,))[0], now
+
     def _leave(self) -> None:
         if self._now is not None:
             _leave(self._now)
@@ -137,6 +159,9 @@ def _enter(view: _View) -> None:
         view.hidden["__main__"] = sys.modules["__main__"]
         path, *rest = view.main
         os.environ[PROGRAM] = json.dumps([str(view.folder / path), *rest])
+        view.arguments, sys.argv = sys.argv, [str(view.folder / path), *rest[1:]]
+    for name, (_, since) in view.variables.items():
+        _set_variable(name, since)
     sys.modules.update(view.modules)
     view.modules = {}
     _change_path(first=view.paths)
@@ -152,10 +177,22 @@ def _leave(view: _View) -> None:
         del sys.modules[name]
     sys.modules.update(view.hidden)
     view.hidden = {}
+    if view.main is not None:
+        sys.argv = view.arguments
+    for name, (before, since) in view.variables.items():
+        if os.environ.get(name) == since:
+            _set_variable(name, before)
     _change_path(without=view.paths)
     _finder.enter(frozenset(), [])
     for variable in (VARIABLE, PROGRAM):
         os.environ.pop(variable, None)
+
+
+def _set_variable(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value
 
 
 class _Finder(importlib.abc.MetaPathFinder):

@@ -19,6 +19,17 @@ from skyinfra.protocol._schema import Name, SlotName
 from skyinfra.protocol.manifest import SlotKind
 
 VARIABLE = "SKYINFRA_SLOT"
+# The variables by which a process sees the devices of its slot alone.
+DEVICES = frozenset(
+    {
+        "CUDA_VISIBLE_DEVICES",
+        "ROCR_VISIBLE_DEVICES",
+        "HIP_VISIBLE_DEVICES",
+        "NEURON_RT_VISIBLE_CORES",
+        "TPU_VISIBLE_CHIPS",
+        "HABANA_VISIBLE_MODULES",
+    }
+)
 # The compute slices of a compute instance, and those of the GPU instance that it shares.
 _SHARE = re.compile(r"(\d+)c\.(\d+)g\.", re.ASCII)
 # The variable that names the node's writable folder.

@@ -241,6 +241,9 @@ def _call(
     except BaseException as error:  # noqa: BLE001 - what is unpickled may raise anything
         if (failed := faults.of_loading(error)) is not None:
             raise failed from (error if failed is not error else error.__cause__)
+        if isinstance(error, Exception) and inputs.has_other_code() and not stateful.any_kept():
+            # What was loaded before may be why: much can be registered once in a process.
+            main_thread.admit(fresh=True)
         with cancellation.reachable():
             end(_raised(task, error, masker, late=is_late()))
             return
@@ -353,6 +356,9 @@ class _Chunk:
                     with interruption.task_scope():
                         outcome = _perform(self._now, row[1])
                 except BaseException as error:  # noqa: BLE001 - as above
+                    if main_thread.is_rescheduled(error):
+                        self._unreported.append((self._now.key, GIVEN_BACK))
+                        return
                     if _of_node(error):
                         faults.note(error)
                         self._unreported.append((self._now.key, GIVEN_BACK))
@@ -407,7 +413,8 @@ def _late(task: Header) -> TaskTimeout:
 
 def load(task: Header, call: bytes) -> tuple[Callable[..., object], tuple[object, ...], dict[str, object]]:
     """Returns the function of the pickled *call* with its arguments. Raises what unpickling raises."""
-    loaded = program.loading(lambda: inputs.load(task.parts) if task.parts else pickle.loads(call))  # noqa: S301
+    with inputs.importing():
+        loaded = program.loading(lambda: inputs.load(task.parts) if task.parts else pickle.loads(call))  # noqa: S301
     return cast(tuple[Callable[..., object], tuple[object, ...], dict[str, object]], loaded)
 
 

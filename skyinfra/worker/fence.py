@@ -11,6 +11,7 @@ import contextlib
 import faulthandler
 import gc
 import locale
+import multiprocessing
 import os
 import resource
 import signal
@@ -19,6 +20,7 @@ import sys
 import tempfile
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -112,6 +114,20 @@ def _set_tempdir(before: str | None) -> None:
     tempfile.tempdir = before
 
 
+def _refused_warnings() -> list[Any]:
+    return [each for each in warnings.filters if each[0] == "error"]
+
+
+def _set_refused_warnings(before: list[Any]) -> None:
+    # What else a task adds stays: imports add to it.
+    new = [each for each in _refused_warnings() if each not in before]
+    warnings.filters[:] = [each for each in warnings.filters if each not in new]  # type: ignore[index]
+
+
+def _set_start_method(name: str | None) -> None:
+    multiprocessing.set_start_method(name, force=True)
+
+
 # What is looked at, how it is asked for, and how it is put back. Handlers first: those of a task may raise anything.
 _STATE: tuple[tuple[str, Callable[[], Any], Callable[[Any], object]], ...] = (
     ("signal handlers", _handlers, _set_handlers),
@@ -142,6 +158,8 @@ _STATE: tuple[tuple[str, Callable[[], Any], Callable[[Any], object]], ...] = (
     # That of its variable, which was put back above.
     ("the time zone", lambda: (time.tzname, time.timezone), lambda _: time.tzset()),
     ("the locale", lambda: locale.setlocale(locale.LC_ALL), lambda name: locale.setlocale(locale.LC_ALL, name)),
+    ("how processes start", lambda: multiprocessing.get_start_method(allow_none=True), _set_start_method),
+    ("warnings that are errors", _refused_warnings, _set_refused_warnings),
     ("the folder for temporary files", lambda: tempfile.tempdir, _set_tempdir),
 )
 

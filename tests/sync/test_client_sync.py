@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import importlib
 import os
 import shutil
@@ -129,6 +130,48 @@ def test_two_clients_with_two_trees_take_turns_on_a_process(project, fleet, tmp_
                     first(neither, by_name)
                 with pytest.raises(sky.NotSynced, match=r"x: was not synced\nThe client has synced nothing"):
                     first(neither, Task(sky.synced, ("x",)))
+
+
+def environment(name: str) -> tuple[int, str | None, str | None]:
+    importlib.import_module(name)
+    return os.getpid(), os.environ.get("OF_AN_IMPORT"), os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+def test_what_an_import_sets_leaves_with_its_code_and_the_device_stays(project, fleet, monkeypatch):
+    (project / "src" / "setting.py").write_text(
+        "import os\nos.environ['OF_AN_IMPORT'] = '1'\nos.environ['CUDA_VISIBLE_DEVICES'] = '0'\ndef use(): return\n"
+    )
+    monkeypatch.syspath_prepend(str(project / "src"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    setting = importlib.import_module("setting")
+    monkeypatch.delenv("OF_AN_IMPORT")
+    with open_pool(fleet.manifest, includes=["src"]) as one, open_pool(fleet.manifest) as other:
+        pid, variable, device = first(other, Task(environment, ("os",)))
+        assert variable is None and device
+        for _ in range(2):
+            assert first(one, Task(setting.use)) is None
+            assert first(one, Task(environment, ("setting",))) == (pid, "1", device)
+            assert first(other, Task(environment, ("os",))) == (pid, None, device)
+    del sys.modules["setting"]
+
+
+def test_code_that_cannot_be_loaded_beside_other_code_gets_a_process_of_its_own(project, fleet, monkeypatch, tmp_path):
+    once = "import codecs, os\nif hasattr(codecs, 'once'): raise ValueError('twice')\ncodecs.once = True\n"
+    monkeypatch.syspath_prepend(str(project / "src"))
+    pids = []
+    for version in (1, 2):
+        text = f"{once}def use(): return {version}, os.getpid()\n"
+        (project / "src" / "registering.py").write_text(text)
+        sys.modules.pop("registering", None)
+        importlib.invalidate_caches()
+        codecs.__dict__.pop("once", None)
+        registering = importlib.import_module("registering")
+        with open_pool(fleet.manifest, includes=["src"]) as pool:
+            number, pid = first(pool, Task(registering.use))
+        assert number == version
+        pids.append(pid)
+    assert pids[0] != pids[1]
+    del sys.modules["registering"], codecs.once
 
 
 def test_a_traceback_shows_the_lines_of_synced_files(pool):

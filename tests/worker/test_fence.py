@@ -21,6 +21,7 @@ import sys
 import tempfile
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from multiprocessing import forkserver
 from pathlib import Path
@@ -69,6 +70,8 @@ def state() -> dict[str, Any]:
         "mask": signal.pthread_sigmask(signal.SIG_BLOCK, ()),
         "timer": signal.getitimer(signal.ITIMER_REAL),
         "temporary": tempfile.gettempdir(),
+        "starts": multiprocessing.get_start_method(allow_none=True),
+        "refused": [str(each) for each in warnings.filters if each[0] == "error"],
     }
 
 
@@ -136,6 +139,8 @@ def change_numbers() -> None:
     sys.setprofile(lambda *_: None)
     locale.setlocale(locale.LC_NUMERIC, "C.UTF-8")
     tempfile.tempdir = "/nowhere"
+    multiprocessing.set_start_method("spawn", force=True)
+    warnings.simplefilter("error")
 
 
 CHANGES = [
