@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import time
 import types
 from collections import deque
 from collections.abc import Collection, Iterator
@@ -97,12 +99,40 @@ def code_of(names: Collection[str]) -> Code:
     return Code((*own, *found), program.main if program is not None else None)
 
 
+class _Times:
+    """When *paths* have changed last."""
+
+    def __init__(self, paths: Collection[Path]) -> None:
+        self._paths = paths
+        self._found, self._looked = self._look(), time.monotonic()
+
+    def hold(self) -> bool:
+        """Returns whether none has changed since."""
+        if (now := time.monotonic()) - self._looked < _LOOK_S:
+            return True
+        self._looked = now
+        return self._look() == self._found
+
+    def _look(self) -> list[int]:
+        return [_changed(path) for path in self._paths]
+
+
+def _changed(path: Path) -> int:
+    """Returns when *path* has changed last; 0 where there is none."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
 _NOTHING = Included(Tree({}), {}, {})
 # The own modules that calls of this process have needed so far. They go with every call: so that it is the same tree,
 # and processes of slots keep the modules that they have loaded.
 _needed: set[str] = set()
-# What was made of the synced files that were used last.
-_made: deque[tuple[Included | None, frozenset[str], Code, Included]] = deque(maxlen=8)
+# What was made of the synced files that were used last, with the times of the files that no module here was made from.
+_made: deque[tuple[Included | None, frozenset[str], Code, Included, _Times]] = deque(maxlen=8)
+# They are looked at again when so many seconds have passed.
+_LOOK_S = 0.5
 
 
 def with_modules(included: Included | None, names: Collection[str]) -> Included | None:
@@ -110,13 +140,15 @@ def with_modules(included: Included | None, names: Collection[str]) -> Included 
     _needed.update(names)
     if not _needed:
         return included
-    for base, needed, code, made in _made:
-        if base is included and needed == _needed and code.is_current:
+    for base, needed, code, made, times in _made:
+        if base is included and needed == _needed and code.is_current and times.hold():
             return made
     code = code_of(_needed)
     made = (included or _NOTHING).having(code)
     views.remember(made.places)
-    _made.appendleft((included, frozenset(_needed), code, made))
+    loaded = {each.file for each in code.sources if each.name in sys.modules}
+    own = {place for path, place in made.places.items() if path.startswith(f"{MODULES}/")} - loaded
+    _made.appendleft((included, frozenset(_needed), code, made, _Times({*own, *(each.parent for each in own)})))
     return made
 
 

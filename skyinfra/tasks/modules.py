@@ -16,9 +16,10 @@ import site
 import sys
 import sysconfig
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,10 @@ from skyinfra.protocol import secrets
 # unless it has more files or bytes of these.
 _MOST_FILES = 500
 _MOST_BYTES = 5 * 2**20
+
+
+# By these a module asks for the version of its own distribution, or for plugins.
+_METADATA = ("importlib.metadata", "importlib_metadata", "pkg_resources")
 
 
 @dataclass(frozen=True)
@@ -161,14 +166,31 @@ def closure(names: Iterable[str]) -> list[Source]:
     return sorted(found, key=lambda each: each.path)
 
 
-def data_of(sources: Iterable[Source]) -> list[Data]:
-    """Returns the data files of the packages among *sources*; none of a package that has too many."""
+def data_of(sources: Collection[Source]) -> list[Data]:
+    """Returns the data files of the packages among *sources*, none of a package that has too many; and what
+    `importlib.metadata` says of them, where one of *sources* asks it."""
     packages = {each.name: each.file.parent for each in sources if each.is_package}
     found: list[Data] = []
     for name, folder in sorted(packages.items()):
         if name.rpartition(".")[0] not in packages:
             found += _data(name.replace(".", "/"), folder)
-    return found
+    return found + _metadata_of(sources)
+
+
+def _metadata_of(sources: Collection[Source]) -> list[Data]:
+    """Returns files of the distributions that *sources* are of: an editable install has them elsewhere."""
+    if not any(name.startswith(_METADATA) for each in sources for name in each.imports):
+        return []
+    known, found = metadata.packages_distributions(), {}
+    for top in {each.name.partition(".")[0] for each in sources}:
+        for name in known.get(top, [top]):
+            with contextlib.suppress(metadata.PackageNotFoundError, OSError):
+                made = metadata.distribution(name)
+                for file in ("METADATA", "entry_points.txt"):
+                    path = f"{name.replace('-', '_')}-{made.version}.dist-info/{file}"
+                    if text := made.read_text(file):
+                        found[path] = Data(path, Path(str(made.locate_file(path))), text.encode())
+    return [found[path] for path in sorted(found)]
 
 
 def _data(path: str, folder: Path) -> list[Data]:

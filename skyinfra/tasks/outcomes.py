@@ -87,7 +87,8 @@ def exception(outcome: Outcome, name: str) -> BaseException | None:
         failed = _failed(error, failure, name)
         failed.__cause__ = error
         return failed
-    if isinstance(error, ModuleNotFoundError) and error.name:
+    # Python says so too of a distribution whose version is asked for.
+    if type(error) is ModuleNotFoundError and error.name:
         way = 'sky.connect(..., includes=["{}"]) takes it along'
         note(error, missing.remedy(error.name, import_folders(), way))
     if isinstance(error, FileNotFoundError) and isinstance(error.filename, str):

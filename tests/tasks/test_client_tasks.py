@@ -17,7 +17,7 @@ import pytest
 
 import skyinfra as sky
 from skyinfra.client import Pool, open_pool
-from skyinfra.tasks import Task
+from skyinfra.tasks import Task, included
 
 OFFSET = 5
 LOCK = threading.Lock()
@@ -327,6 +327,9 @@ def package(tmp_path, monkeypatch):
 def test_the_data_files_of_an_own_package_go_with_it(fleet, package):
     with open_pool(fleet.manifest) as pool:
         assert pool.submit(Task(package.read, ("more/config.json",))).result() == "{}"
+        (package.HERE / "more/config.json").write_text("[]")
+        time.sleep(included._LOOK_S)
+        assert pool.submit(Task(package.read, ("more/config.json",))).result() == "[]"
 
 
 def test_data_files_that_are_too_large_are_named_with_what_to_do(fleet, package):

@@ -102,6 +102,22 @@ def test_the_data_files_of_packages_go_along(write: Write, tmp_path: Path) -> No
     assert found() == {}
 
 
+def test_what_says_the_version_of_an_own_package_goes_with_one_that_asks(write: Write, tmp_path: Path) -> None:
+    info = "site-packages/asks_pkg-1.0.dist-info"
+    about = {"METADATA": "Metadata-Version: 2.1\nName: asks-pkg\nVersion: 1.0\n", "top_level.txt": "asks_pkg\n"}
+    write({f"{info}/{name}": text for name, text in about.items()})
+    asks = "from importlib.metadata import version\n__version__ = version('asks-pkg')\n"
+    write({"asks_pkg/__init__.py": asks, "asks_pkg/table.csv": "1", "silent_pkg/__init__.py": ""})
+    sys.path.insert(0, str(tmp_path / "site-packages"))
+    try:
+        found = {each.path: each.data for each in modules.data_of(modules.closure(["asks_pkg"]))}
+        assert found.keys() == {"asks_pkg/table.csv", "asks_pkg-1.0.dist-info/METADATA"}
+        assert found["asks_pkg-1.0.dist-info/METADATA"].decode() == about["METADATA"]
+        assert modules.data_of(modules.closure(["silent_pkg"])) == []
+    finally:
+        sys.path.remove(str(tmp_path / "site-packages"))
+
+
 def test_a_folder_that_cannot_be_read_is_left_out(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
