@@ -85,12 +85,14 @@ class Includes:
 
     secret: of the fleet; a file that holds it is refused. most: files and bytes, as what is looked through before every
     sync has to be limited; None: any. skips: leaves a file out that holds the secret, instead of refusing it.
+    ignored: left out of *base* where that goes along as a whole, but not of what is named in it.
     """
 
     base: Path
     secret: str
     paths: list[Path] = field(default_factory=list)
     excludes: list[str] = field(default_factory=list)
+    ignored: list[str] = field(default_factory=list)
     most: tuple[int, int] | None = field(default_factory=lambda: (MOST_FILES, MOST_BYTES))
     skips: bool = False
 
@@ -143,7 +145,8 @@ class Includes:
             yield top, start
             return
         within = tuple(map(_real, self.paths))
-        yield from _walk(start, within, top, _patterns((*EXCLUDED, *self.excludes)), (_real(start),))
+        lines = (*EXCLUDED, *(self.ignored if start == self.base else ()), *self.excludes)
+        yield from _walk(start, within, top, _patterns(lines), (_real(start),))
 
     def _entry(self, path: str, file: Path) -> Entry:
         try:

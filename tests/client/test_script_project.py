@@ -245,6 +245,19 @@ def test_nothing_is_sent_where_git_does_not_say_what_it_ignores(shipped, project
     assert shipped(script)[:2] == (0, "ran\n"), "no repository"
 
 
+@pytest.mark.parametrize("ignores", [".gitignore", ".skyinfraignore"])
+def test_a_folder_that_is_named_goes_whole_though_its_files_are_ignored(shipped, project, ignores):
+    for folder in ("models", "others"):
+        for name in ("a.pt", "__pycache__/b.pt"):
+            (project / folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (project / folder / name).write_text("weights")
+    with (project / ignores).open("a") as file:
+        file.write("*.pt\n")
+    (project / "train.py").write_text("import pathlib; print(*sorted(pathlib.Path().rglob('*.pt')))\n")
+    assert shipped(project / "train.py")[:2] == (0, "\n")
+    assert shipped(project / "train.py", include=(project / "models",))[:2] == (0, "models/a.pt\n")
+
+
 def test_a_script_in_a_package_finds_the_package(shipped, project):
     assert shipped(project / "lib" / "tool.py")[:2] == (0, "in a package True\n")
 
