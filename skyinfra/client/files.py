@@ -37,12 +37,14 @@ def send(fleet: Fleet, paths: Sequence[str | Path], excludes: Sequence[str]) -> 
 
 
 def send_project(fleet: Fleet, folder: Path, paths: Sequence[Path], excludes: Sequence[str] = ()) -> Synced:
-    """Syncs *folder* without what Git ignores and what `.skyinfraignore` lists, and *paths*, in place of all before.
+    """Syncs *folder* without what Git ignores and what `.skyinfraignore` lists, and *paths* with that, in place of all
+    before.
 
     Raises what `send` does, and `InvalidInclude` for more than 2,000 files or 100 MiB.
     """
-    fleet.includes = Includes(folder, fleet.manifest.secret, most=(project.MOST_FILES, project.MOST_BYTES), skips=True)
-    return send(fleet, [folder, *paths], [*project.excludes_of(folder), *excludes])
+    ignored, most = project.excludes_of(folder), (project.MOST_FILES, project.MOST_BYTES)
+    fleet.includes = Includes(folder, fleet.manifest.secret, ignored=ignored, most=most, skips=True)
+    return send(fleet, [folder, *paths], excludes)
 
 
 def put(fleet: AskedFleet, path: str | Path, remote: str | Path | None, nodes: Sequence[str]) -> tuple[str, list[str]]:

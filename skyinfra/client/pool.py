@@ -86,8 +86,9 @@ class Pool(Sender, Questions):
         """Copies a file or a folder into the folder `sky.files` of every node that is there now; returns that path.
 
         remote: that path, by default the last part of *path*. node: only of this one. Files that are there and not here
-        stay. The files go through the head, once, and what a node has already is not sent again. A node that has no
-        slot now and does not answer is left out.
+        stay. The files go through the head, once, and what a node has already is not sent again. Left out of a folder
+        is what may hold a secret: `.env`, `.git`, `.skyinfra`, Terraform's folders and state. A node that has no slot
+        now and does not answer is left out.
         Raises `InvalidInclude`, `InvalidField`, `NodeError`, `StateDirectoryError`, `FleetUnreachable`.
         """
         return super().put(path, remote, node or self.target.node)

@@ -50,9 +50,10 @@ def ship(
 ) -> tuple[Synced, dict[str, str]]:
     """Syncs the project of *script* and *includes*; returns what that was, and variables for `run_script`.
 
-    The script finds there what stands beside it here: modules, packages, data. Left out is what Git ignores, what
-    `.skyinfraignore` lists, `includes.EXCLUDED`, and a file that holds the fleet's secret, as a manifest does. workdir:
-    the folder that goes along instead, in a copy of which the script runs; a script inside of it has its place there.
+    The script finds there what stands beside it here: modules, packages, data. Left out is what Git ignores and what
+    `.skyinfraignore` lists, but not of *includes*; `includes.EXCLUDED`; and a file that holds the fleet's secret, as a
+    manifest does. workdir: the folder that goes along instead, in a copy of which the script runs; a script inside of
+    it has its place there.
     Raises what `Pool.sync` raises, `InvalidInclude` also for a project of more than 2,000 files or 100 MiB, and
     `NotSupported` by a fleet that is too old.
     """

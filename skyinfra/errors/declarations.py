@@ -128,7 +128,8 @@ class NotOffered(DeclarationError):
 
 
 class InvalidInclude(DeclarationError):
-    """A path to sync does not exist, is too large, holds a secret, or leads elsewhere; nothing was sent.
+    """A path to sync does not exist, is too large, holds a secret, or leads elsewhere, or Git does not say what it
+    ignores there; nothing was sent.
 
     Cure: name a path that exists, and leave out what is large or secret with `excludes` or `.skyinfraignore`.
     """

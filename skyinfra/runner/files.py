@@ -6,6 +6,7 @@ They pass through the blobs of the head. A long transfer goes on while the clien
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -109,15 +110,21 @@ class Files:
         return tree.name
 
     def _below(self, start: Path) -> Iterator[Path]:
-        """Yields the file *start*, or those in the folder, without links to folders or out of the folder for files."""
+        """Yields the file *start*, or those in the folder, also by links to files; without links to folders or out of
+        the folder for files."""
         if not start.resolve().is_relative_to(self._folder.resolve()):
             raise InvalidField("leads out of the folder for files", field=str(self._folder), given=str(start))
         if start.is_dir():
             for item in sorted(start.iterdir()):
-                if not item.is_symlink():
+                if not item.is_symlink() or self._leads_to_a_file(item):
                     yield from self._below(item)
         elif start.is_file():
             yield start
+
+    def _leads_to_a_file(self, link: Path) -> bool:
+        # Path.is_file and Path.resolve raise for some that lead nowhere.
+        real = Path(os.path.realpath(link))
+        return real.is_relative_to(self._folder.resolve()) and os.path.isfile(real)  # noqa: PTH113
 
     def _with_head(self, work: Callable[[Peer], Any]) -> None:
         node = Node.load(self._config)

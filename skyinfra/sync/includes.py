@@ -9,8 +9,9 @@ import hashlib
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path, PurePosixPath
 
 from skyinfra.blobs.patterns import Pattern
@@ -23,13 +24,26 @@ from skyinfra.protocol import secrets
 from skyinfra.tasks.included import Included
 from skyinfra.tasks.modules import import_folders
 
-# Left out of folders, as a line of a .gitignore would do it.
-EXCLUDED = (
-    "__pycache__/",
-    "*.pyc",
+# Never sent of a folder, as a line of a .gitignore would do it: what may hold a secret.
+_NEVER = (
+    # Their settings may hold a token.
     ".git/",
     ".hg/",
     ".svn/",
+    # They hold the fleet secret.
+    ".terraform/",
+    "cdktf.out/",
+    "*.tfstate",
+    "*.tfstate.*",
+    # The nodes of this machine.
+    ".skyinfra/",
+    ".env",
+)
+# Left out of folders with code.
+EXCLUDED = (
+    *_NEVER,
+    "__pycache__/",
+    "*.pyc",
     ".venv/",
     "node_modules/",
     "__pypackages__/",
@@ -47,14 +61,6 @@ EXCLUDED = (
     ".vscode/",
     ".ipynb_checkpoints/",
     ".DS_Store",
-    ".terraform/",
-    "cdktf.out/",
-    # The nodes of this machine.
-    ".skyinfra/",
-    # They hold the fleet secret.
-    "*.tfstate",
-    "*.tfstate.*",
-    ".env",
 )
 # Folders that are left out where they hold this: environments, of whatever name.
 _ENVIRONMENTS = ("pyvenv.cfg", "conda-meta")
@@ -85,14 +91,18 @@ class Includes:
 
     secret: of the fleet; a file that holds it is refused. most: files and bytes, as what is looked through before every
     sync has to be limited; None: any. skips: leaves a file out that holds the secret, instead of refusing it.
+    ignored: left out of *base* where that goes along as a whole, but not of what is named in it. code: leaves out what
+    Python and tools for code leave behind, and environments; of data only what may hold a secret.
     """
 
     base: Path
     secret: str
     paths: list[Path] = field(default_factory=list)
     excludes: list[str] = field(default_factory=list)
+    ignored: list[str] = field(default_factory=list)
     most: tuple[int, int] | None = field(default_factory=lambda: (MOST_FILES, MOST_BYTES))
     skips: bool = False
+    code: bool = True
 
     def add(self, paths: Iterable[str | Path], excludes: Iterable[str] = ()) -> None:
         """Includes more. Raises `InvalidInclude` where one is not there."""
@@ -143,7 +153,10 @@ class Includes:
             yield top, start
             return
         within = tuple(map(_real, self.paths))
-        yield from _walk(start, within, top, _patterns((*EXCLUDED, *self.excludes)), (_real(start),))
+        excluded = EXCLUDED if self.code else _NEVER
+        patterns = _patterns((*excluded, *(self.ignored if start == self.base else ()), *self.excludes))
+        left_out = partial(_left_out, patterns=patterns, code=self.code)
+        yield from _walk(start, within, top, left_out, (_real(start),))
 
     def _entry(self, path: str, file: Path) -> Entry:
         try:
@@ -176,7 +189,7 @@ class Includes:
 
 
 def _walk(
-    folder: Path, within: tuple[Path, ...], top: str, patterns: Sequence[Pattern], above: tuple[Path, ...]
+    folder: Path, within: tuple[Path, ...], top: str, left_out: Callable[[Path, str], bool], above: tuple[Path, ...]
 ) -> Iterator[tuple[str, Path]]:
     """Yields the files below *folder*, by their path in the tree.
 
@@ -187,7 +200,7 @@ def _walk(
         for item in sorted(folder.iterdir()):
             path = item.name if top == "." else f"{top}/{item.name}"
             real = _real(item)
-            if _left_out(item, path, patterns) or secrets.is_read_from(real):
+            if left_out(item, path) or secrets.is_read_from(real):
                 continue
             if item.is_symlink() and not any(map(real.is_relative_to, within)):
                 what = f"a link that leads out of what is sent along, to {real}; include that as well to have it"
@@ -196,7 +209,7 @@ def _walk(
                 if real in above:
                     _say(path, real, "a link to a folder that it is in")
                 else:
-                    yield from _walk(item, within, path, patterns, (*above, real))
+                    yield from _walk(item, within, path, left_out, (*above, real))
             elif item.is_file():
                 yield path, item
     except OSError as error:
@@ -273,7 +286,7 @@ def _holds(root: str, path: str) -> bool:
     return root in (".", path) or path.startswith(f"{root}/")
 
 
-def _left_out(item: Path, path: str, patterns: Sequence[Pattern]) -> bool:
+def _left_out(item: Path, path: str, patterns: Sequence[Pattern], code: bool) -> bool:
     is_folder = item.is_dir()
     said = _excluded(path, is_folder, patterns)
-    return is_folder and _is_environment(item) if said is None else said
+    return code and is_folder and _is_environment(item) if said is None else said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -51,14 +52,43 @@ def _lines(file: Path) -> list[str]:
 
 
 def _ignored_by_git(folder: Path) -> list[str]:
-    """The ignored files and folders below *folder*, each anchored there; none where Git or its repository is not."""
+    """The ignored files and folders below *folder*, each anchored there; none outside of a repository.
+
+    Raises `InvalidInclude` in one of which Git does not say it: a file with a secret would be sent along.
+    """
     command = ["git", "-C", str(folder), "ls-files", "--others", "--ignored", "--exclude-standard", "--directory", "-z"]
     try:
         done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, timeout=_GIT_S, check=False)
-    except (OSError, subprocess.TimeoutExpired):
+    except FileNotFoundError:
+        why = "there is no git here"
+    except OSError as error:
+        why = f"git cannot be run: {error.strerror or error}"
+    except subprocess.TimeoutExpired:
+        why = f"git takes more than {_GIT_S} s"
+    else:
+        if done.returncode == 0:
+            names = [os.fsdecode(name) for name in done.stdout.split(b"\0")]
+            return [f"/{_literal(name)}" for name in names if name not in ("./", "")]
+        lines = done.stderr.decode(errors="replace").splitlines() or [f"git ended with {done.returncode}"]
+        why = next((line for line in lines if line.startswith("fatal: ")), lines[0]).removeprefix("fatal: ")
+    above = _repository(folder)
+    if above is None:
         return []
-    names = [os.fsdecode(name) for name in done.stdout.split(b"\0") if name] if done.returncode == 0 else []
-    return [f"/{_literal(name)}" for name in names if name not in ("./", "")]
+    raise InvalidInclude(
+        f"Git does not say what it ignores: {why}",
+        field="includes",
+        given=str(folder),
+        hint=f"`git config --global --add safe.directory {shlex.quote(str(above))}` trusts a folder of another "
+        "account; install git where there is none.",
+    )
+
+
+def _repository(folder: Path) -> Path | None:
+    """The folder with ``.git`` that *folder* is or lies in, on its file system, as Git looks for it."""
+    real = Path(os.path.realpath(folder))
+    device = real.stat().st_dev
+    found = (each for each in (real, *real.parents) if os.path.lexists(each / ".git"))
+    return next((each for each in found if each.stat().st_dev == device), None)
 
 
 def _literal(name: str) -> str:

@@ -106,7 +106,7 @@ async def fetched(head: Peer, outcome: Outcome) -> Outcome:
 
 async def send_files(head: Peer, path: Path, remote: str, secret: str) -> str:
     """Brings a file or folder to the head, as *remote* below the folder of each node; the name of its tree."""
-    includes = Includes(path.parent, secret, most=None)
+    includes = Includes(path.parent, secret, most=None, code=False)
     includes.add([path])
     included, _ = await _send(head, includes)
     # The same blobs under other names.

@@ -6,6 +6,7 @@ torch is imported only to read a state that torch has written.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import pickle
@@ -43,8 +44,9 @@ class SpotCheckpointer:
             checkpoints.update(state, step, every=500)
 
     A checkpoint is complete or absent, and the next one is complete before the last is removed. In a folder, which is
-    made, the link ``latest`` points at the last one. It has one writer at a time: each slot that trains on its own
-    needs a folder or prefix of its own. A bucket needs boto3 on the nodes, and credentials that boto3 finds there.
+    made, the link ``latest`` points at the last one; in a copy without the link, the highest step is that. It has one
+    writer at a time: each slot that trains on its own needs a folder or prefix of its own. A bucket needs boto3 on the
+    nodes, and credentials that boto3 finds there.
 
     save: ``save(state, file)`` writes *state* to the path *file*, as a file or as a folder. load: ``load(file)`` reads
     it. Both or neither are given, as in ``SpotCheckpointer(path, save=torch.save, load=torch.load)``; without them,
@@ -112,6 +114,9 @@ class SpotCheckpointer:
             link = Path(folder, LATEST)
             link.symlink_to(name)
             sync_folder(above)
+            if (above / LATEST).is_dir() and not (above / LATEST).is_symlink():
+                # Of a copy that followed the link.
+                (above / LATEST).rename(Path(folder, "copied"))
             link.rename(above / LATEST)
             sync_folder(above)
         self._prune(place)
@@ -126,15 +131,27 @@ class SpotCheckpointer:
         if self._bucket is not None:
             with self._bucket.latest() as found:
                 return None if found is None else (self._reader(found.file, found.url)(found.file), found.step)
-        link = Path(self.path, LATEST)
-        try:
-            place = link.parent / os.readlink(link)  # noqa: PTH115 - the text: a name in the folder
-        except FileNotFoundError:
+        place = self._last_here()
+        if place is None:
             return None
         named = _NAME.fullmatch(place.name)
         if named is None:
+            link = Path(self.path, LATEST)
             raise InvalidField("does not point at a checkpoint", field=str(link), given=place.name)
         return self._reader(place, str(place))(place), int(named[1])
+
+    def _last_here(self) -> Path | None:
+        """Returns what ``latest`` points at. A copy of the folder may lack the link, or have followed it: the highest
+        step then, as a copy has other times."""
+        above = Path(self.path)
+        with contextlib.suppress(OSError):
+            return above / os.readlink(above / LATEST)  # noqa: PTH115 - the text: a name in the folder
+        try:
+            found = [entry for entry in above.iterdir() if _NAME.fullmatch(entry.name)]
+        except FileNotFoundError:
+            return None
+        # Their numbers are all of the same length.
+        return max(found, key=lambda entry: entry.name, default=None)
 
     def update(self, state: Any, step: int, *, every: int | None = None) -> bool:
         """Offers *state* after each step; returns whether it was saved.

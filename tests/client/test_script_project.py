@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -216,6 +217,45 @@ def test_a_file_with_a_secret_of_the_script_is_not_kept_on_disks(shipped, projec
     assert "not fetched: a.log holds a secret of the task" in err
     assert (project / "b.log").read_text() == "fine" and not (project / "a.log").exists()
     assert files_with("tok-77f1c8b2e97a", fleet.root) == []
+
+
+def test_nothing_is_sent_where_git_does_not_say_what_it_ignores(shipped, project, tmp_path, monkeypatch):
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    git = tools / "git"
+    git.write_text(
+        f"#!/bin/sh\necho \"fatal: detected dubious ownership in repository at '{project}'\" >&2\n"
+        "echo 'To add an exception, call:' >&2\nexit 128\n"
+    )
+    git.chmod(0o755)
+    script = project / "lib" / "tool.py"
+    (project / "lib" / "__init__.py").unlink()
+    script.write_text("print('ran')\n")
+    monkeypatch.setenv("PATH", f"{tools}{os.pathsep}{os.environ['PATH']}")
+    dubious = r"includes: Git does not say what it ignores: detected dubious ownership in repository at '.*/project'\W"
+    with pytest.raises(InvalidInclude, match=dubious) as caught:
+        shipped(script)
+    assert caught.value.given == str(project / "lib"), "the repository is above it"
+    assert f"safe.directory {project}`" in caught.value.hint
+    monkeypatch.setenv("PATH", str(tmp_path / "none"))
+    with pytest.raises(InvalidInclude, match="Git does not say what it ignores: there is no git here"):
+        shipped(script, workdir=project)
+    assert shipped(script, alone=True)[:2] == (0, "ran\n")
+    shutil.rmtree(project / ".git")
+    assert shipped(script)[:2] == (0, "ran\n"), "no repository"
+
+
+@pytest.mark.parametrize("ignores", [".gitignore", ".skyinfraignore"])
+def test_a_folder_that_is_named_goes_whole_though_its_files_are_ignored(shipped, project, ignores):
+    for folder in ("models", "others"):
+        for name in ("a.pt", "__pycache__/b.pt"):
+            (project / folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (project / folder / name).write_text("weights")
+    with (project / ignores).open("a") as file:
+        file.write("*.pt\n")
+    (project / "train.py").write_text("import pathlib; print(*sorted(pathlib.Path().rglob('*.pt')))\n")
+    assert shipped(project / "train.py")[:2] == (0, "\n")
+    assert shipped(project / "train.py", include=(project / "models",))[:2] == (0, "models/a.pt\n")
 
 
 def test_a_script_in_a_package_finds_the_package(shipped, project):

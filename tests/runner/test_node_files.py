@@ -109,6 +109,33 @@ def test_what_cannot_be_put_or_fetched_is_said(nodes, tmp_path):
         sky.files()
 
 
+def test_data_go_whole_whatever_their_folders_are_named(nodes, tmp_path):
+    goes = ("env/a.wav", "venv/pyvenv.cfg", ".cache/x", "node_modules/y", "a/__pycache__/z.pyc", ".vscode/w")
+    stays = (".env", "terraform.tfstate", "cdktf.out/x", ".terraform/x", "a/.skyinfra/x", ".git/config")
+    for name in (*goes, *stays):
+        (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "data" / name).write_text(name)
+    with nodes[0].pool(nodes[1]) as pool:
+        pool.put(tmp_path / "data", "whole")
+    there = nodes[1].path / "files" / "whole"
+    assert {str(path.relative_to(there)) for path in there.rglob("*") if path.is_file()} == set(goes)
+
+
+def test_links_to_files_of_the_folder_come_back_as_files(nodes, tmp_path):
+    files = nodes[0].path / "files"
+    (files / "run" / "deep").mkdir(parents=True)
+    (files / "run" / "step-2").write_text("2")
+    (files / "beside").write_text("beside")
+    (tmp_path / "secret").write_text("of this node")
+    links = {"latest": "step-2", "up": "../beside", "out": tmp_path / "secret", "deeper": "deep", "none": "gone"}
+    for name, leads in {**links, "round": "round"}.items():
+        (files / "run" / name).symlink_to(leads)
+    with nodes[0].pool(nodes[1]) as pool:
+        got = pool.get("run", tmp_path / "back", node="n1")
+    found = {path.name: path.read_text() for path in got.iterdir()}
+    assert found == {"step-2": "2", "latest": "2", "up": "beside"}
+
+
 def test_a_file_here_that_cannot_be_written_is_an_error_of_this_machine(nodes, tmp_path):
     with nodes[0].pool(nodes[1]) as pool:
         pool.put(__file__, "x.py")

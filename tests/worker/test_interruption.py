@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import shutil
 import subprocess
 import sys
 import threading
@@ -179,6 +180,32 @@ def test_a_folder_is_a_checkpoint_too(tmp_path: Path) -> None:
     assert checkpoints.load_latest() == ({"rank0": "b", "rank1": "b"}, 5)
     checkpoints.save({"rank0": "c"}, 6)
     assert names(tmp_path) == ["latest", "step-000000000006.ckpt"]
+
+
+@pytest.mark.parametrize("folders", [False, True])
+@pytest.mark.parametrize("follows", [False, True])
+def test_a_copy_of_the_folder_goes_on_where_the_folder_was(tmp_path: Path, folders: bool, follows: bool) -> None:
+    def save(state: str, place: Path) -> None:
+        if folders:
+            place.mkdir()
+        (place / "state" if folders else place).write_text(state)
+
+    def load(place: Path) -> str:
+        return (place / "state" if folders else place).read_text()
+
+    checkpoints = sky.SpotCheckpointer(tmp_path / "run", save=save, load=load)
+    for step in (1, 2):
+        checkpoints.save(f"state {step}", step)
+    if not follows:
+        (tmp_path / "run" / "latest").unlink()
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    (tmp_path / "copy" / ".step-000000000009.ckpt.x").mkdir()  # of a process that ended while it saved
+    (tmp_path / "copy" / "step-000000000009.ckpt.fetched").touch()
+    copied = sky.SpotCheckpointer(tmp_path / "copy", save=save, load=load)
+    assert copied.load_latest() == ("state 2", 2)
+    copied.save("state 3", 3)
+    assert copied.load_latest() == ("state 3", 3)
+    assert (tmp_path / "copy" / "latest").is_symlink()
 
 
 @pytest.mark.parametrize("call", range(1, 12))
