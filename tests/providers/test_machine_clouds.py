@@ -170,6 +170,13 @@ def test_what_droplets_are_not_is_refused(fields: dict[str, Any], words: str) ->
             "CapacityUnavailable",
         ),
         ('GET https://api/v2/droplets/1: 429 (request "1") Too many requests', "CloudThrottled"),
+        ('DELETE https://api/v2/vpcs/1: 403 (request "1") Can not delete default VPCs', "CloudRefused"),
+        ('DELETE https://api/v2/vpcs/1: 409 (request "1") Can not delete VPC with members', "CloudRefused"),
+        ('DELETE https://api/v2/vpcs/1: 403 (request "1") Can not delete VPC with members', "CloudRefused"),
+        (
+            'POST https://api/v2/vpcs: 403 (request "1") You are not authorized to perform this operation',
+            "CloudPermissionDenied",
+        ),
     ],
 )
 def test_what_digitalocean_refuses_is_explained(said: str, cause: str) -> None:
