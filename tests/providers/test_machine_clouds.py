@@ -311,6 +311,34 @@ def test_machines_of_azure() -> None:
         assert known.cause == cause
 
 
+@pytest.mark.parametrize(
+    "size",
+    [
+        "Standard_D4ps_v6",
+        "Standard_B2pts_v2",
+        "Standard_E16-8pds_v6",
+        "Standard_D4pls_v5",
+        "Standard_ND128isr_GB200_v6",
+        "Standard_ND128isr_NDR_GB300_v6",
+    ],
+)
+def test_sizes_of_azure_with_arm_are_known_by_their_names(size: str) -> None:
+    assert providers.read("azure").architecture(size) == "arm64"
+
+
+@pytest.mark.parametrize(
+    "size", ["Standard_NC24ads_A100_v4", "Standard_NP10s", "Standard_PB6s", "Standard_D2s_v5", "Standard_D2_v2_Promo"]
+)
+def test_sizes_of_azure_without_arm_are_known_by_their_names(size: str) -> None:
+    assert providers.read("azure").architecture(size) == "x86_64"
+
+
+def test_sizes_of_azure_with_arm_get_the_image_for_it() -> None:
+    found = selected(access(sky.Azure, instance_types=["Standard_D4ps_v6"]))
+    assert found.image == "Canonical:ubuntu-24_04-lts:server-arm64:latest"
+    assert selected(access(sky.Azure)).image == "Canonical:ubuntu-24_04-lts:server:latest"
+
+
 def test_nodes_of_azure_watch_for_scheduled_events_and_are_no_group() -> None:
     pool = sky.ComputePool(name="train", provider=access(sky.Azure), accelerator="A100", spot=True, nodes=3)
     deployment = compile_pool(pool, "s")
