@@ -305,6 +305,14 @@ def test_machines_of_azure() -> None:
         "subscription.": "CloudThrottled",
         "OperationNotAllowed: Boot diagnostics is not enabled for this VM.": "CloudRefused",
         "to be managed via Terraform this resource needs to be imported into the State.": "CloudRefused",
+        "unexpected status 403 (403 Forbidden) with error: RequestDisallowedByPolicy: Resource 'train-1a2b' was "
+        "disallowed by policy.": "CloudRefused",
+        "unexpected status 403 (403 Forbidden) with error: AuthorizationFailed: The client 'x' does not have "
+        "authorization to perform action 'Microsoft.Network/virtualNetworks/write' over scope 'y'": (
+            "CloudPermissionDenied"
+        ),
+        "unexpected status 400 (400 Bad Request) with error: PublicIPCountLimitReached: Cannot create more than 20 "
+        "public IP addresses for this subscription in this region.": "QuotaExceeded",
     }
     for words, cause in said.items():
         [known] = refusals([("module.train.azurerm_linux_virtual_machine.node", words)])
@@ -337,6 +345,18 @@ def test_sizes_of_azure_with_arm_get_the_image_for_it() -> None:
     found = selected(access(sky.Azure, instance_types=["Standard_D4ps_v6"]))
     assert found.image == "Canonical:ubuntu-24_04-lts:server-arm64:latest"
     assert selected(access(sky.Azure)).image == "Canonical:ubuntu-24_04-lts:server:latest"
+
+
+def test_who_may_not_register_services_of_azure_reads_what_to_do_without() -> None:
+    said = (
+        "Terraform does not have the necessary permissions to register Resource Providers.\nauthorization failed: "
+        'registering resource provider "Microsoft.MixedReality": unexpected status 403 (403 Forbidden) with error: '
+        "AuthorizationFailed: The client 'x' with object id 'y' does not have authorization to perform action "
+        "'Microsoft.MixedReality/register/action' over scope '/subscriptions/z' or the scope is invalid."
+    )
+    [known] = refusals([('provider["registry.terraform.io/hashicorp/azurerm"].this', said)])
+    assert known.cause == "CloudPermissionDenied"
+    assert "ARM_RESOURCE_PROVIDER_REGISTRATIONS=none" in known.hint
 
 
 def test_nodes_of_azure_watch_for_scheduled_events_and_are_no_group() -> None:
