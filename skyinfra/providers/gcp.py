@@ -19,7 +19,8 @@ _HOUR_S = 3600
 
 def _zones(given: tuple[str, ...]) -> tuple[str, ...]:
     for zone in given:
-        if not re.fullmatch(r"[a-z]+-[a-z]+\d+-[a-z]", zone):
+        # us-central1-ai1a too: https://docs.cloud.google.com/compute/docs/regions-zones/ai-zones
+        if not re.fullmatch(r"[a-z]+-[a-z]+\d+-[a-z][a-z0-9]*", zone):
             raise InvalidField("expected a zone such as us-central1-a", field="GCP.zones", given=zone)
     return given
 

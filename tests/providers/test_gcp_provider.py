@@ -57,6 +57,10 @@ def test_machines_without_accelerators() -> None:
     assert select(gcp={"region": "europe-west4"}).hourly_cost is None
 
 
+def test_zones_for_accelerators_alone_have_longer_names() -> None:
+    assert select("L4", gcp={"zones": ["us-central1-ai1a"]}).inputs["zones"] == ["us-central1-ai1a"]
+
+
 def test_n1_takes_gpus_of_its_own() -> None:
     selected = select("T4:2", gcp={"instance_types": ["n1-standard-16+nvidia-tesla-t4:2"]})
     assert (selected.machine_types, selected.count) == (("n1-standard-16+nvidia-tesla-t4:2",), 2)
@@ -148,6 +152,8 @@ def test_gpudirect_that_nodes_cannot_use_is_refused(accelerator: str, machine_ty
     [
         ("GCP.zones", {"gcp": {"zones": ["us-east1-b"]}}),
         ("GCP.zones", {"gcp": {"zones": ["us-central1"]}}),
+        ("GCP.zones", {"gcp": {"zones": ["us-south1-ai1b"]}}),
+        ("GCP.zones", {"gcp": {"zones": ["us-central1-1"]}}),
         ("GCP.allow_cidrs", {"gcp": {"allow_cidrs": ["fd00::/8"]}}),
         ("GCP.allow_cidrs", {"gcp": {"allow_cidrs": ["10.0.0.1/8"]}}),
         ("GCP.region", {"gcp": {"region": "us-central1-a"}}),

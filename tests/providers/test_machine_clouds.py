@@ -274,6 +274,17 @@ def test_machines_of_oracle_cloud() -> None:
     assert known.cause == "CapacityUnavailable"
 
 
+@pytest.mark.parametrize("region", ["us-gov-ashburn-1", "uk-gov-london-1", "ap-dcc-canberra-1", "us-langley-1"])
+def test_regions_of_oracle_clouds_other_realms_are_taken(region: str) -> None:
+    assert access(sky.OCI, region=region).region == region  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("region", ["us-gov-ashburn", "phoenix-1", "us--phoenix-1"])
+def test_what_is_no_region_of_oracle_cloud_is_refused(region: str) -> None:
+    with pytest.raises(InvalidField, match=r"OCI\.region"):
+        access(sky.OCI, region=region)
+
+
 def test_machines_of_azure() -> None:
     found = selected(access(sky.Azure), accelerator="A100", spot=True)
     assert (found.machine_types, found.image) == (
