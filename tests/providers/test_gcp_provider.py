@@ -322,6 +322,11 @@ def test_tpus_that_are_refused() -> None:
             "currently unavailable in the us-central1-b zone. Consider trying your request in the us-central1-a zone",
         ),
         (
+            "CloudRefused",
+            "Error creating instance: googleapi: Error 412: Constraint constraints/compute.vmExternalIpAccess violated "
+            "for project 1. Add instance projects/p/zones/z/instances/x to the constraint, conditionNotMet",
+        ),
+        (
             "QuotaExceeded",
             "Error creating instance: googleapi: Error 403: QUOTA_EXCEEDED: Quota 'GPUS_ALL_REGIONS' exceeded.  Limit: "
             "0.0 globally.",

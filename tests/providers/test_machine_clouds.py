@@ -270,8 +270,16 @@ def test_machines_of_oracle_cloud() -> None:
     assert selected(access(sky.OCI), accelerator="A10", spot=True).machine_types == ("VM.GPU.A10.1",)
     with pytest.raises(InvalidField, match="another OCID in each region"):
         selected(access(sky.OCI, image=None))
-    [known] = refusals([("module.train.oci_core_instance.node", "Error: 500-InternalError, Out of host capacity.")])
-    assert known.cause == "CapacityUnavailable"
+    said = {
+        "Error: 500-InternalError, Out of host capacity.": "CapacityUnavailable",
+        "Error: 404-NotAuthorizedOrNotFound, shape VM.GPU.A10.1 not found": "CapacityUnavailable",
+        "Error: 404-NotAuthorizedOrNotFound, Authorization failed or requested resource not found.": (
+            "CloudPermissionDenied"
+        ),
+    }
+    for words, cause in said.items():
+        [known] = refusals([("module.train.oci_core_instance.node", words)])
+        assert known.cause == cause
 
 
 @pytest.mark.parametrize("region", ["us-gov-ashburn-1", "uk-gov-london-1", "ap-dcc-canberra-1", "us-langley-1"])
