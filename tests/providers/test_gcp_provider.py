@@ -61,6 +61,20 @@ def test_zones_for_accelerators_alone_have_longer_names() -> None:
     assert select("L4", gcp={"zones": ["us-central1-ai1a"]}).inputs["zones"] == ["us-central1-ai1a"]
 
 
+def test_zones_without_the_gpu_that_is_added_are_left_out() -> None:
+    """Google says of each zone that it has the N1 machine, which is there without a GPU too."""
+    place = {"region": "us-west3"}
+    assert select("T4", gcp=place).inputs["gpu_zones"] == ["us-west3-b"]
+    own = {"region": "europe-west1", "image": "projects/p/global/images/pascal"}
+    assert select("P100", gcp=own).inputs["gpu_zones"] == ["europe-west1-b", "europe-west1-d"]
+    # One's own are taken as they are, and so is a region of which nothing is known.
+    named = select("T4", gcp={**place, "zones": ["us-west3-a"]}).inputs
+    assert named["zones"] == ["us-west3-a"] and "gpu_zones" not in named
+    unknown = {"region": "europe-north1", "instance_types": ["n1-standard-8+nvidia-tesla-t4:1"]}
+    for inputs in (select("L4").inputs, select().inputs, select("T4", gcp=unknown).inputs):
+        assert "gpu_zones" not in inputs
+
+
 def test_n1_takes_gpus_of_its_own() -> None:
     selected = select("T4:2", gcp={"instance_types": ["n1-standard-16+nvidia-tesla-t4:2"]})
     assert (selected.machine_types, selected.count) == (("n1-standard-16+nvidia-tesla-t4:2",), 2)
