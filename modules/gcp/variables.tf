@@ -208,6 +208,13 @@ variable "zones" {
   nullable    = false
 }
 
+variable "gpu_zones" {
+  description = "Zones that are known to have the GPUs that are added to the machine type: where zones is empty, machines are made in these alone, and in all of the region if it has none of them. Google Cloud says of a machine type alone where it is. Machines that stand stay where they are."
+  type        = list(string)
+  default     = []
+  nullable    = false
+}
+
 variable "group" {
   description = "Whether the workers are a managed instance group. Null decides by what is declared: several machine types, or spot with several nodes."
   type        = bool

@@ -10,7 +10,10 @@ data "google_compute_machine_types" "offered" {
 }
 
 locals {
-  considered = length(var.zones) > 0 ? var.zones : sort(data.google_compute_zones.up.names)
+  allowed = length(var.zones) > 0 ? var.zones : sort(data.google_compute_zones.up.names)
+  # Those in which machines are made: a zone that has N1 need not have the GPUs that are added to it.
+  equipped   = length(var.zones) > 0 ? [] : [for zone in local.allowed : zone if contains(var.gpu_zones, zone)]
+  considered = length(local.equipped) > 0 ? local.equipped : local.allowed
   # The zones of the group take one of its types each; that of machines has theirs.
   group_zones = [for zone in local.considered : zone if anytrue([for type in var.machine_types : length(data.google_compute_machine_types.offered["${zone}/${local.types[type][0].machine}"].machine_types) > 0])]
   zones       = [for zone in local.considered : zone if alltrue([for role in local.elastic ? ["nodes", "head"] : [local.role] : length(data.google_compute_machine_types.offered["${zone}/${local.of[role].machine}"].machine_types) > 0])]
@@ -59,8 +62,8 @@ resource "terraform_data" "zone" {
     }
 
     postcondition {
-      condition     = self.input == "" || contains(local.considered, self.input)
-      error_message = "zones: the nodes stand in ${self.input}, which is not among ${join(", ", local.considered)}. Name it too, or move the nodes, which ends what runs on them: -replace=module.NAME.terraform_data.zone."
+      condition     = self.input == "" || contains(local.allowed, self.input)
+      error_message = "zones: the nodes stand in ${self.input}, which is not among ${join(", ", local.allowed)}. Name it too, or move the nodes, which ends what runs on them: -replace=module.NAME.terraform_data.zone."
     }
   }
 }

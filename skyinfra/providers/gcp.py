@@ -19,7 +19,8 @@ _HOUR_S = 3600
 
 def _zones(given: tuple[str, ...]) -> tuple[str, ...]:
     for zone in given:
-        if not re.fullmatch(r"[a-z]+-[a-z]+\d+-[a-z]", zone):
+        # us-central1-ai1a too: https://docs.cloud.google.com/compute/docs/regions-zones/ai-zones
+        if not re.fullmatch(r"[a-z]+-[a-z]+\d+-[a-z][a-z0-9]*", zone):
             raise InvalidField("expected a zone such as us-central1-a", field="GCP.zones", given=zone)
     return given
 
@@ -155,10 +156,18 @@ class GCP(CloudProvider):
         """Returns whether the nodes are a managed instance group."""
         return self.group or super().in_group(request, selected)
 
+    def _gpu_zones(self, machine_type: str) -> list[str]:
+        """Returns the zones of the region that are known to have the GPUs that are added to *machine_type*, if some are
+        and no zones are declared."""
+        gpu = machine_type.partition("+")[2].partition(":")[0]
+        known: list[str] = [] if self.zones else self.data.machines["zones"].get(gpu, [])
+        return [zone for zone in known if zone.rpartition("-")[0] == self.region]
+
     def inputs(self, selected: SelectedMachines, head: str | None) -> dict[str, object]:
         """Returns the inputs of modules/gcp besides those of every cloud."""
         return {
             "zones": list(self.zones),
+            "gpu_zones": self._gpu_zones(selected.machine_types[0]) or None,
             "subnetwork": self.subnetwork,
             "network_tags": list(self.network_tags),
             "service_account": self.service_account,

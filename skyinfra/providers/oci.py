@@ -24,7 +24,7 @@ class OCI(MachineCloud):
 
     kind: ClassVar[str] = "oci"
 
-    region: str = Field(default="us-phoenix-1", pattern=r"^[a-z]+-[a-z]+-\d$")
+    region: str = Field(default="us-phoenix-1", pattern=r"^[a-z]+(-[a-z]+)+-\d$")
     compartment_id: Annotated[str, Field(pattern=r"^ocid1\.(compartment|tenancy)\."), OUTPUT]
     availability_domain: str = Field(pattern=r"^\S+-AD-\d$")
     image: Annotated[str | None, Field(pattern=r"^ocid1\.image\."), OUTPUT] = None

@@ -47,8 +47,8 @@ def azure(alias: str = "this") -> Resource:
     return of("azurerm_linux_virtual_machine", "node", "hashicorp/azurerm", alias, id=id)
 
 
-def oci() -> Resource:
-    return of("oci_core_instance", "node", "oracle/oci", "us-phoenix-1", region="phx", id="ocid1.instance.oc1.phx.a")
+def oci(alias: str = "us-phoenix-1") -> Resource:
+    return of("oci_core_instance", "node", "oracle/oci", alias, region="phx", id="ocid1.instance.oc1.phx.a")
 
 
 def crusoe(alias: str = "one") -> Resource:
@@ -68,7 +68,9 @@ MOVED = [
     (sky.GCP(region="europe-west4"), google(), "region", "us-central1"),
     (sky.GCP(project="yours"), google(), "project", "mine"),
     (sky.Azure(subscription_id=OTHER, **HOSTED), azure(), "subscription_id", SUBSCRIPTION),
+    (sky.GCP(region="europe-west4"), google("us-central1-ai1a"), "region", "us-central1"),
     (sky.OCI(region="us-ashburn-1", **OCI), oci(), "region", "us-phoenix-1"),
+    (sky.OCI(region="us-ashburn-1", **OCI), oci("us-gov-phoenix-1"), "region", "us-gov-phoenix-1"),
     (sky.Crusoe(project="two", **HOSTED), crusoe(), "project", "one"),
 ]
 
@@ -98,6 +100,7 @@ SAME = [
     (sky.AWS(), aws("aws_iam_role", arn="arn:aws:iam::111111111111:role/a")),
     (sky.AWS(), aws("aws_s3_bucket", arn="arn:aws:s3:::a")),
     (sky.GCP(), google()),
+    (sky.GCP(), google("us-central1-ai1a", alias="another")),
     (sky.GCP(project="mine"), google()),
     (sky.Azure(subscription_id=SUBSCRIPTION, **HOSTED), azure()),
     (sky.Azure(**{**HOSTED, "region": "westeurope"}), azure()),

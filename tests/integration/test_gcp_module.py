@@ -505,6 +505,25 @@ def test_a_runner_that_does_not_fit_is_refused(bed: Bed, runner: Path) -> None:
     refused(bed, "and the metadata of a machine take 512 KB", runner_file=str(runner))
 
 
+T4 = {"machine_types": ["n1-standard-8+nvidia-tesla-t4:1"]}
+
+
+def test_machines_stand_in_a_zone_that_has_their_gpus(bed: Bed) -> None:
+    # The last one is down.
+    declare(bed, **T4, gpu_zones=["us-central1-f", "us-central1-c", "us-central1-x"])
+    bed.apply()
+    assert instances(bed)["train-0"]["zone"] == "us-central1-c"
+
+
+@pytest.mark.parametrize("spot", [False, True], ids=["machines", "group"])
+def test_a_fleet_stays_whatever_is_known_of_its_zones_later(bed: Bed, spot: bool) -> None:
+    given = {**T4, "node_count": 2, "spot": spot}
+    declare(bed, **given)
+    bed.apply()
+    for known in (["us-central1-c"], ["us-east1-c"]):
+        assert declare(bed, **given, gpu_zones=known) == {}
+
+
 def test_no_zone_has_the_machine(bed: Bed) -> None:
     bed.world.answer("data.google_compute_machine_types", {"machine_types": []})
     refused(bed, "machine_types: a2-highgpu-1g is offered in none of us-central1-a")

@@ -57,6 +57,24 @@ def test_machines_without_accelerators() -> None:
     assert select(gcp={"region": "europe-west4"}).hourly_cost is None
 
 
+def test_zones_for_accelerators_alone_have_longer_names() -> None:
+    assert select("L4", gcp={"zones": ["us-central1-ai1a"]}).inputs["zones"] == ["us-central1-ai1a"]
+
+
+def test_zones_without_the_gpu_that_is_added_are_left_out() -> None:
+    """Google says of each zone that it has the N1 machine, which is there without a GPU too."""
+    place = {"region": "us-west3"}
+    assert select("T4", gcp=place).inputs["gpu_zones"] == ["us-west3-b"]
+    own = {"region": "europe-west1", "image": "projects/p/global/images/pascal"}
+    assert select("P100", gcp=own).inputs["gpu_zones"] == ["europe-west1-b", "europe-west1-d"]
+    # One's own are taken as they are, and so is a region of which nothing is known.
+    named = select("T4", gcp={**place, "zones": ["us-west3-a"]}).inputs
+    assert named["zones"] == ["us-west3-a"] and "gpu_zones" not in named
+    unknown = {"region": "europe-north1", "instance_types": ["n1-standard-8+nvidia-tesla-t4:1"]}
+    for inputs in (select("L4").inputs, select().inputs, select("T4", gcp=unknown).inputs):
+        assert "gpu_zones" not in inputs
+
+
 def test_n1_takes_gpus_of_its_own() -> None:
     selected = select("T4:2", gcp={"instance_types": ["n1-standard-16+nvidia-tesla-t4:2"]})
     assert (selected.machine_types, selected.count) == (("n1-standard-16+nvidia-tesla-t4:2",), 2)
@@ -148,6 +166,8 @@ def test_gpudirect_that_nodes_cannot_use_is_refused(accelerator: str, machine_ty
     [
         ("GCP.zones", {"gcp": {"zones": ["us-east1-b"]}}),
         ("GCP.zones", {"gcp": {"zones": ["us-central1"]}}),
+        ("GCP.zones", {"gcp": {"zones": ["us-south1-ai1b"]}}),
+        ("GCP.zones", {"gcp": {"zones": ["us-central1-1"]}}),
         ("GCP.allow_cidrs", {"gcp": {"allow_cidrs": ["fd00::/8"]}}),
         ("GCP.allow_cidrs", {"gcp": {"allow_cidrs": ["10.0.0.1/8"]}}),
         ("GCP.region", {"gcp": {"region": "us-central1-a"}}),
@@ -314,6 +334,11 @@ def test_tpus_that_are_refused() -> None:
             "CapacityUnavailable",
             "Error waiting: A n1-standard-4 VM instance with 1 nvidia-tesla-t4 accelerator(s) is "
             "currently unavailable in the us-central1-b zone. Consider trying your request in the us-central1-a zone",
+        ),
+        (
+            "CloudRefused",
+            "Error creating instance: googleapi: Error 412: Constraint constraints/compute.vmExternalIpAccess violated "
+            "for project 1. Add instance projects/p/zones/z/instances/x to the constraint, conditionNotMet",
         ),
         (
             "QuotaExceeded",

@@ -170,6 +170,13 @@ def test_what_droplets_are_not_is_refused(fields: dict[str, Any], words: str) ->
             "CapacityUnavailable",
         ),
         ('GET https://api/v2/droplets/1: 429 (request "1") Too many requests', "CloudThrottled"),
+        ('DELETE https://api/v2/vpcs/1: 403 (request "1") Can not delete default VPCs', "CloudRefused"),
+        ('DELETE https://api/v2/vpcs/1: 409 (request "1") Can not delete VPC with members', "CloudRefused"),
+        ('DELETE https://api/v2/vpcs/1: 403 (request "1") Can not delete VPC with members', "CloudRefused"),
+        (
+            'POST https://api/v2/vpcs: 403 (request "1") You are not authorized to perform this operation',
+            "CloudPermissionDenied",
+        ),
     ],
 )
 def test_what_digitalocean_refuses_is_explained(said: str, cause: str) -> None:
@@ -263,8 +270,27 @@ def test_machines_of_oracle_cloud() -> None:
     assert selected(access(sky.OCI), accelerator="A10", spot=True).machine_types == ("VM.GPU.A10.1",)
     with pytest.raises(InvalidField, match="another OCID in each region"):
         selected(access(sky.OCI, image=None))
-    [known] = refusals([("module.train.oci_core_instance.node", "Error: 500-InternalError, Out of host capacity.")])
-    assert known.cause == "CapacityUnavailable"
+    said = {
+        "Error: 500-InternalError, Out of host capacity.": "CapacityUnavailable",
+        "Error: 404-NotAuthorizedOrNotFound, shape VM.GPU.A10.1 not found": "CapacityUnavailable",
+        "Error: 404-NotAuthorizedOrNotFound, Authorization failed or requested resource not found.": (
+            "CloudPermissionDenied"
+        ),
+    }
+    for words, cause in said.items():
+        [known] = refusals([("module.train.oci_core_instance.node", words)])
+        assert known.cause == cause
+
+
+@pytest.mark.parametrize("region", ["us-gov-ashburn-1", "uk-gov-london-1", "ap-dcc-canberra-1", "us-langley-1"])
+def test_regions_of_oracle_clouds_other_realms_are_taken(region: str) -> None:
+    assert access(sky.OCI, region=region).region == region  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("region", ["us-gov-ashburn", "phoenix-1", "us--phoenix-1"])
+def test_what_is_no_region_of_oracle_cloud_is_refused(region: str) -> None:
+    with pytest.raises(InvalidField, match=r"OCI\.region"):
+        access(sky.OCI, region=region)
 
 
 def test_machines_of_azure() -> None:
@@ -298,10 +324,58 @@ def test_machines_of_azure() -> None:
         "subscription.": "CloudThrottled",
         "OperationNotAllowed: Boot diagnostics is not enabled for this VM.": "CloudRefused",
         "to be managed via Terraform this resource needs to be imported into the State.": "CloudRefused",
+        "unexpected status 403 (403 Forbidden) with error: RequestDisallowedByPolicy: Resource 'train-1a2b' was "
+        "disallowed by policy.": "CloudRefused",
+        "unexpected status 403 (403 Forbidden) with error: AuthorizationFailed: The client 'x' does not have "
+        "authorization to perform action 'Microsoft.Network/virtualNetworks/write' over scope 'y'": (
+            "CloudPermissionDenied"
+        ),
+        "unexpected status 400 (400 Bad Request) with error: PublicIPCountLimitReached: Cannot create more than 20 "
+        "public IP addresses for this subscription in this region.": "QuotaExceeded",
     }
     for words, cause in said.items():
         [known] = refusals([("module.train.azurerm_linux_virtual_machine.node", words)])
         assert known.cause == cause
+
+
+@pytest.mark.parametrize(
+    "size",
+    [
+        "Standard_D4ps_v6",
+        "Standard_B2pts_v2",
+        "Standard_E16-8pds_v6",
+        "Standard_D4pls_v5",
+        "Standard_ND128isr_GB200_v6",
+        "Standard_ND128isr_NDR_GB300_v6",
+    ],
+)
+def test_sizes_of_azure_with_arm_are_known_by_their_names(size: str) -> None:
+    assert providers.read("azure").architecture(size) == "arm64"
+
+
+@pytest.mark.parametrize(
+    "size", ["Standard_NC24ads_A100_v4", "Standard_NP10s", "Standard_PB6s", "Standard_D2s_v5", "Standard_D2_v2_Promo"]
+)
+def test_sizes_of_azure_without_arm_are_known_by_their_names(size: str) -> None:
+    assert providers.read("azure").architecture(size) == "x86_64"
+
+
+def test_sizes_of_azure_with_arm_get_the_image_for_it() -> None:
+    found = selected(access(sky.Azure, instance_types=["Standard_D4ps_v6"]))
+    assert found.image == "Canonical:ubuntu-24_04-lts:server-arm64:latest"
+    assert selected(access(sky.Azure)).image == "Canonical:ubuntu-24_04-lts:server:latest"
+
+
+def test_who_may_not_register_services_of_azure_reads_what_to_do_without() -> None:
+    said = (
+        "Terraform does not have the necessary permissions to register Resource Providers.\nauthorization failed: "
+        'registering resource provider "Microsoft.MixedReality": unexpected status 403 (403 Forbidden) with error: '
+        "AuthorizationFailed: The client 'x' with object id 'y' does not have authorization to perform action "
+        "'Microsoft.MixedReality/register/action' over scope '/subscriptions/z' or the scope is invalid."
+    )
+    [known] = refusals([('provider["registry.terraform.io/hashicorp/azurerm"].this', said)])
+    assert known.cause == "CloudPermissionDenied"
+    assert "ARM_RESOURCE_PROVIDER_REGISTRATIONS=none" in known.hint
 
 
 def test_nodes_of_azure_watch_for_scheduled_events_and_are_no_group() -> None:

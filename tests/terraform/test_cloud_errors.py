@@ -29,6 +29,10 @@ DENIED = (
     "arn:aws:ec2:us-east-1:123456789012:instance/* because no identity-based policy allows the ec2:RunInstances "
     "action. Encoded authorization failure message: AbCdEf-123_xyz"
 )
+FORBIDDEN = DENIED.replace(
+    "because no identity-based policy allows the ec2:RunInstances action",
+    "with an explicit deny in a service control policy",
+)
 PROVIDER = 'provider["registry.terraform.io/hashicorp/aws"].us-east-1_research'
 EXPIRED = (
     "Retrieving AWS account details: validating provider credentials: retrieving caller identity from STS: operation "
@@ -66,6 +70,7 @@ GROUP = (
         (WORKER, f"{RUN}RequestLimitExceeded: Request limit exceeded.", sky.CloudThrottled, ["throttles", "Wait"]),
         (WORKER, f"{RUN}Throttling: Rate exceeded", sky.CloudThrottled, ["(Throttling)"]),
         (WORKER, DENIED, sky.CloudPermissionDenied, ["may not do it: ec2:RunInstances (UnauthorizedOperation)"]),
+        (WORKER, FORBIDDEN, sky.CloudPermissionDenied, ["policy of the organization", "ec2:RunInstances", "labels={"]),
         (PROVIDER, EXPIRED, sky.CloudCredentialsRefused, ["have expired (ExpiredToken)", "aws sso login"]),
         (WORKER, f"{RUN}RequestExpired: Request has expired.", sky.CloudCredentialsRefused, ["have expired"]),
         (PROVIDER, NONE_FOUND, sky.CloudCredentialsRefused, ["no AWS credentials were found", "aws configure"]),
