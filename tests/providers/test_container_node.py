@@ -18,7 +18,9 @@ printf '%s\\n' "$@" '--end--' >>"$NOTES"
 [ "$1" != --remote ] || shift 3
 [ "$1" != "${FAKE-}" ] || { printf '%s\\n' "$SAYS" >&2; exit 1; }
 case "$1 $2" in
-  "container inspect") exit 1 ;;
+  "container inspect") echo "${INSPECTED:-Error: no such container c}" >&2; exit 1 ;;
+  "context inspect") echo "${CONTEXT-}" ;;
+  "system connection") echo "gpu-box=${CONNECTION-}" ;;
   "network inspect") echo '10.89.7.1 ' ;;
   "logs "*) printf '%s\\n' "${LOG-}" | tail -n "$3" ;;
 esac
@@ -205,6 +207,54 @@ def test_what_is_gone_is_removed_all_the_same(engine: Engine) -> None:
     assert not [call for call in engine.asked if call[0] in ("rm", "stop")]
     silent = engine.call("down", ENGINE="docker", CONTAINER="c", FAKE="ps", SAYS="Cannot connect")
     assert silent.returncode == 1 and "docker does not answer" in silent.stderr
+
+
+@pytest.mark.parametrize("said", ["Error: no such container c", "Error response from daemon: No such container: c"])
+def test_a_container_is_gone_where_the_engine_says_so(engine: Engine, said: str) -> None:
+    assert engine.call("down", ENGINE="docker", CONTAINER="c", INSPECTED=said).returncode == 0
+
+
+def test_an_engine_that_fails_has_not_said_that_a_container_is_gone(engine: Engine) -> None:
+    silent = engine.call("down", ENGINE="docker", CONTAINER="c", INSPECTED="Error: broken pipe")
+    assert silent.returncode == 1
+    assert silent.stderr == "skyinfra: engine: docker does not say whether there is c: Error: broken pipe\n"
+
+
+ELSEWHERE = [
+    ("docker", {"CONTEXT": "ssh://me@gpu-box"}, "ssh://me@gpu-box"),
+    ("docker", {"DOCKER_HOST": "tcp://docker:2375", "CONTEXT": "unix:///var/run/docker.sock"}, "tcp://docker:2375"),
+    ("podman", {"CONTAINER_HOST": "ssh://me@gpu-box/run/p.sock"}, "ssh://me@gpu-box/run/p.sock"),
+    ("podman", {"CONTAINER_CONNECTION": "gpu-box", "CONNECTION": "ssh://me@gpu-box/p"}, "ssh://me@gpu-box/p"),
+]
+
+
+@pytest.mark.parametrize(("program", "variables", "place"), ELSEWHERE)
+@pytest.mark.parametrize("verb", ["find", "down"])
+def test_an_engine_of_another_machine_is_none_of_this_one(
+    engine: Engine, tmp_path: Path, verb: str, program: str, variables: dict[str, str], place: str
+) -> None:
+    done = engine.call(verb, ENGINE=program, CONTAINER="c", FILE=str(tmp_path / "file"), **variables)
+    assert done.returncode == 1 and not (tmp_path / "file").exists()
+    assert f"engine: {program} speaks to {place} (its context, or a variable)" in done.stderr
+    assert 'sky.Container(host="ssh://...")' in done.stderr
+    # Whose address is declared is asked there.
+    assert engine.call("down", ENGINE=program, CONTAINER="c", HOST="ssh://root@gpu1", **variables).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("program", "variables"),
+    [
+        ("docker", {"CONTEXT": "unix:///home/me/.colima/docker.sock"}),
+        ("docker", {"DOCKER_HOST": "tcp://127.0.0.1:2375", "CONTEXT": "ssh://gpu-box"}),
+        ("docker", {"DOCKER_HOST": "tcp://[::1]:2375"}),
+        ("docker", {"CONTAINER_HOST": "ssh://gpu-box"}),
+        ("podman", {"CONTAINER_HOST": "tcp://localhost:1234", "DOCKER_HOST": "ssh://gpu-box"}),
+        ("podman", {"CONTAINER_HOST": "ssh://core@127.0.0.1:49637/run/user/501/podman/podman.sock"}),
+    ],
+)
+def test_an_engine_of_this_machine(engine: Engine, program: str, variables: dict[str, str]) -> None:
+    done = engine.call("down", ENGINE=program, CONTAINER="c", **variables)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_the_script_is_plain_sh() -> None:
