@@ -62,10 +62,34 @@ answers() {
   said=$(engine ps -q 2>&1) || fail "engine: $ENGINE does not answer${HOST:+ at $HOST}: $(last "$said"): start its service, and let this user use it, so that \`$ENGINE ps\` works here"
 }
 
+# Fails where the engine at HOST is of a user whose processes end with the last login, so that nodes would too. On this
+# machine, where that may be meant, it only says so.
+lingers() {
+  place=${HOST-}
+  here
+  case "$ENGINE:$place" in
+    *:ssh://*/run/user/[1-9]*)
+      machine=${place%%/run/user/*}
+      user=
+      case "$machine" in *@*) user=${machine#ssh://} user=${user%@*} user=${user%%:*} ;; esac
+      status=0
+      ssh -n -o BatchMode=yes -o ConnectTimeout=10 "$machine" \
+        "test ! -d /run/systemd/system || test -e /var/lib/systemd/linger/${user:-\$(id -un)}" >/dev/null 2>&1 || status=$?
+      # Any other one is of an ssh that does not get there, as Podman may by ways of its own.
+      [ "$status" != 1 ] || fail "host: containers of ${user:-its user} end with the last login: run \`loginctl enable-linger${user:+ $user}\` there (given: $HOST)"
+      ;;
+    podman: | *:unix:*/run/user/[1-9]*)
+      [ "$(id -u)" = 0 ] || [ "$(loginctl show-user "$(id -un)" --property=Linger --value 2>/dev/null)" != no ] ||
+        echo "skyinfra: containers of $(id -un) end when it logs out of this machine: \`loginctl enable-linger\` keeps them" >&2
+      ;;
+  esac
+}
+
 find_engine() {
   tried=
   for ENGINE in ${ENGINE:-docker podman}; do
     if said=$(answers 2>&1); then
+      lingers
       mkdir -p "$(dirname "$FILE")" || fail "the folder of $FILE cannot be made: is the disk full, or its parent not yours?"
       printf '%s\n' "$ENGINE" >"$FILE"
       return

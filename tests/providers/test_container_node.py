@@ -25,6 +25,18 @@ case "$1 $2" in
   "logs "*) printf '%s\\n' "${LOG-}" | tail -n "$3" ;;
 esac
 """
+# Stand-ins of ssh, loginctl and id; what they answer is in variables.
+ASKED = """#!/bin/sh
+printf '%s\\n' "$@" '--end--' >>"$NOTES"
+exit "${SSH-0}"
+"""
+SESSION = """#!/bin/sh
+case "${0##*/} $1" in
+  "loginctl "*) echo "${LINGER-}" ;;
+  "id -u") echo "${USER_ID-0}" ;;
+  "id -un") echo me ;;
+esac
+"""
 NO_DRIVER = 'Error response from daemon: could not select device driver ""'
 NODE = {
     "CONTAINER": "skyinfra-p-1-0",
@@ -255,6 +267,63 @@ def test_an_engine_of_another_machine_is_none_of_this_one(
 def test_an_engine_of_this_machine(engine: Engine, program: str, variables: dict[str, str]) -> None:
     done = engine.call("down", ENGINE=program, CONTAINER="c", **variables)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.fixture
+def session(engine: Engine) -> Engine:
+    for name, text in {"ssh": ASKED, "loginctl": SESSION, "id": SESSION}.items():
+        (engine.bin / name).write_text(text)
+        (engine.bin / name).chmod(0o755)
+    return engine
+
+
+@pytest.mark.parametrize("program", ["docker", "podman"])
+@pytest.mark.parametrize(
+    ("host", "machine", "says", "user"),
+    [
+        ("ssh://me@gpu1:22/run/user/1000/p.sock", "ssh://me@gpu1:22", "containers of me end", "enable-linger me`"),
+        ("ssh://[fd00::7]/run/user/1000/p.sock", "ssh://[fd00::7]", "containers of its user end", "enable-linger`"),
+    ],
+)
+def test_a_user_of_another_machine_has_to_linger(
+    session: Engine, tmp_path: Path, program: str, host: str, machine: str, says: str, user: str
+) -> None:
+    file = tmp_path / "file"
+    given = {"ENGINE": program, "HOST": host, "FILE": str(file)}
+    done = session.call("find", **given, SSH="1")
+    assert done.returncode == 1 and not file.exists()
+    assert f"skyinfra: host: {says} with the last login" in done.stderr and f"loginctl {user} there" in done.stderr
+    assert machine in session.asked[-1] and "/var/lib/systemd/linger/" in session.asked[-1][-1]
+    # It lingers, or nobody knows.
+    for code in ("0", "255", "127"):
+        assert (session.call("find", **given, SSH=code).returncode, file.read_text()) == (0, f"{program}\n")
+
+
+@pytest.mark.parametrize("host", ["ssh://root@gpu1", "ssh://me@gpu1/run/p.sock", "ssh://root@gpu1/run/user/0/p.sock"])
+def test_root_needs_not_linger(session: Engine, tmp_path: Path, host: str) -> None:
+    assert session.call("find", ENGINE="podman", HOST=host, FILE=str(tmp_path / "file"), SSH="1").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("program", "variables", "said"),
+    [
+        ("podman", {"USER_ID": "1000", "LINGER": "no"}, True),
+        ("podman", {"USER_ID": "1000", "LINGER": "no", "HOST": "unix:///run/user/1000/podman/podman.sock"}, True),
+        ("docker", {"USER_ID": "1000", "LINGER": "no", "CONTEXT": "unix:///run/user/1000/docker.sock"}, True),
+        ("docker", {"USER_ID": "1000", "LINGER": "no", "CONTEXT": "unix:///var/run/docker.sock"}, False),
+        ("podman", {"USER_ID": "1000", "LINGER": "no", "CONTAINER_HOST": "unix:///run/podman/podman.sock"}, False),
+        ("podman", {"USER_ID": "1000", "LINGER": "yes"}, False),
+        # No systemd.
+        ("podman", {"USER_ID": "1000", "LINGER": ""}, False),
+        ("podman", {"USER_ID": "0", "LINGER": "no"}, False),
+    ],
+)
+def test_a_user_of_this_machine_is_only_warned(
+    session: Engine, tmp_path: Path, program: str, variables: dict[str, str], said: bool
+) -> None:
+    done = session.call("find", ENGINE=program, FILE=str(tmp_path / "file"), **variables)
+    assert done.returncode == 0 and (tmp_path / "file").exists()
+    assert ("containers of me end when it logs out" in done.stderr) == said == bool(done.stderr)
 
 
 def test_the_script_is_plain_sh() -> None:
