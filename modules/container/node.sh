@@ -36,16 +36,60 @@ last() {
   { printf '%s\n' "$1" | grep -im 1 error || printf '%s\n' "$1" | grep -v '^[[:space:]]*$' | tail -n 1; } | sed 's/[.]$//'
 }
 
-# Fails where the engine does not answer.
+# Fails where HOST names no other machine, and the program speaks to the engine of one all the same.
+here() {
+  [ -z "${HOST-}" ] || return 0
+  if [ "$ENGINE" = docker ]; then
+    place=${DOCKER_HOST:-$(docker context inspect --format '{{.Endpoints.docker.Host}}' 2>/dev/null || true)}
+  else
+    place=${CONTAINER_HOST-}
+    [ -n "$place" ] || [ -z "${CONTAINER_CONNECTION-}" ] ||
+      place=$(podman system connection list --format '{{.Name}}={{.URI}}' 2>/dev/null | sed -n "s|^$CONTAINER_CONNECTION[*]*=||p")
+  fi
+  address=${place#*://}
+  address=${address%%/*}
+  case "$place:${address##*@}" in
+    *:127.0.0.1 | *:127.0.0.1:* | *:localhost | *:localhost:* | *:'[::1]' | *:'[::1]':*) ;;
+    ssh://* | tcp://*)
+      fail "engine: $ENGINE speaks to $place (its context, or a variable), and this fleet is of this machine: declare sky.Container(host=\"ssh://...\"), or unset that" ;;
+  esac
+}
+
+# Fails where the engine does not answer, or is not the one that is declared.
 answers() {
   command -v "$ENGINE" >/dev/null 2>&1 || fail "engine: $ENGINE is not installed on this machine: install it, or put it on PATH"
+  here
   said=$(engine ps -q 2>&1) || fail "engine: $ENGINE does not answer${HOST:+ at $HOST}: $(last "$said"): start its service, and let this user use it, so that \`$ENGINE ps\` works here"
+}
+
+# Fails where the engine at HOST is of a user whose processes end with the last login, so that nodes would too. On this
+# machine, where that may be meant, it only says so.
+lingers() {
+  place=${HOST-}
+  here
+  case "$ENGINE:$place" in
+    *:ssh://*/run/user/[1-9]*)
+      machine=${place%%/run/user/*}
+      user=
+      case "$machine" in *@*) user=${machine#ssh://} user=${user%@*} user=${user%%:*} ;; esac
+      status=0
+      ssh -n -o BatchMode=yes -o ConnectTimeout=10 "$machine" \
+        "test ! -d /run/systemd/system || test -e /var/lib/systemd/linger/${user:-\$(id -un)}" >/dev/null 2>&1 || status=$?
+      # Any other one is of an ssh that does not get there, as Podman may by ways of its own.
+      [ "$status" != 1 ] || fail "host: containers of ${user:-its user} end with the last login: run \`loginctl enable-linger${user:+ $user}\` there (given: $HOST)"
+      ;;
+    podman: | *:unix:*/run/user/[1-9]*)
+      [ "$(id -u)" = 0 ] || [ "$(loginctl show-user "$(id -un)" --property=Linger --value 2>/dev/null)" != no ] ||
+        echo "skyinfra: containers of $(id -un) end when it logs out of this machine: \`loginctl enable-linger\` keeps them" >&2
+      ;;
+  esac
 }
 
 find_engine() {
   tried=
   for ENGINE in ${ENGINE:-docker podman}; do
     if said=$(answers 2>&1); then
+      lingers
       mkdir -p "$(dirname "$FILE")" || fail "the folder of $FILE cannot be made: is the disk full, or its parent not yours?"
       printf '%s\n' "$ENGINE" >"$FILE"
       return
@@ -113,7 +157,8 @@ clear_all() {
 
 # State and number of restarts of the container, and the node that it was made for; nothing where there is none.
 look() {
-  engine container inspect --format '{{.State.Status}} {{.RestartCount}} {{index .Config.Labels "skyinfra.made-for"}}' "$CONTAINER" 2>/dev/null || true
+  { said=$(engine container inspect --format '{{.State.Status}} {{.RestartCount}} {{index .Config.Labels "skyinfra.made-for"}}' "$CONTAINER" 2>&1 >&3) && return; } 3>&1
+  printf '%s\n' "$said" | grep -qi 'no such container' || fail "engine: $ENGINE does not say whether there is $CONTAINER: $(last "$said")"
 }
 
 remove() {
@@ -272,12 +317,14 @@ bounds() {
 }
 
 running() {
-  case "$(look)" in "running "*) ;; *) exit 1 ;; esac
+  found=$(look)
+  case "$found" in "running "*) ;; *) exit 1 ;; esac
 }
 
 down() {
   answers
-  [ -z "$(look)" ] || remove
+  found=$(look)
+  [ -z "$found" ] || remove
 }
 
 case "${1-}" in

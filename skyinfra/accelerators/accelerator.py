@@ -167,6 +167,9 @@ class Accelerator:
         for key in {"partition", "memory_mode"} & set(metadata or ()):
             hint = f"They are known for {', '.join(each.name for each in partitions.parts())}."
             raise PartitionNotSupported("a custom accelerator has no partition modes", field=key, hint=hint)
+        if mig is not None and vendor != "nvidia":
+            hint = 'Say vendor="nvidia", with the name that `nvidia-smi -L` has for it.'
+            raise MigNotSupported("NVIDIA's driver makes partitions", field="vendor", given=vendor, hint=hint)
         made = object.__new__(cls)
         made._set(
             name=name.strip(),

@@ -73,8 +73,8 @@ def Custom(  # noqa: N802 - stands beside the factories
 ) -> Accelerator:
     """Returns an accelerator that is not in the catalog.
 
-    memory: of one device, as 48, "48GB" or "48 GB". mig_model: a key of mig.models(), needed for mig.
-    metadata: anything else worth knowing, such as cuda_min="12.0". Raises as Accelerator does.
+    memory: of one device, as 48, "48GB" or "48 GB". vendor, mig_model: for mig they are "nvidia" and a
+    key of mig.models(). metadata: anything else worth knowing, such as cuda_min="12.0". Raises as Accelerator does.
     """
     return Accelerator.of_custom(
         name,

@@ -21,6 +21,9 @@ from skyinfra.terminal.layouts import NamedGpu, read_gpu
 
 app = typer.Typer()
 
+# Memory and form at the end of a name of ours, which NVML's names have in other words, or not at all.
+_VARIANT = re.compile(r"[-_](\d+gb|nvl|pcie|sxm|superchip|server|workstation|max-q|igpu).*$", re.IGNORECASE)
+
 
 class ExportFormat(StrEnum):
     """For whom a layout is printed."""
@@ -45,7 +48,7 @@ def export(
         text = mig.manager_text(entries, label) if form == ExportFormat.manager else mig.parted_text({label: entries})
     else:
         gpus = [None if layout is None else [place.name for place in mig.parts(layout)] for layout in layouts]
-        types = [name for gpu in gpus for name in (gpu if gpu is not None else [mig.gres_type(named.name)])]
+        types = [name for gpu in gpus for name in (gpu if gpu is not None else [_whole_type(named.name)])]
         text = mig.gres_declared(types) if form == ExportFormat.gres else mig.device_plugin(gpus)
     sys.stdout.write(text)
 
@@ -78,6 +81,11 @@ def _declared(accelerator: str) -> tuple[NamedGpu, list[mig.Layout | None]]:
         raise InvalidLayout("there is no layout to export", hint='Write it behind the accelerator: "H100:8/3g.40gb".')
     gpus = named.count or (len(named.declared.layouts) if isinstance(named.declared, mig.PerGpu) else 1)
     return named, [layout or None for layout in mig.resolve(named.declared, named.geometry, gpus)]
+
+
+def _whole_type(name: str) -> str:
+    """Returns the type of a whole GPU for Slurm: a part of the name that AutoDetect=nvml finds."""
+    return mig.gres_type(_VARIANT.sub("", name))
 
 
 def _without_layout(accelerator: str) -> NamedGpu:

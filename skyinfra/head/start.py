@@ -86,12 +86,21 @@ async def start(
 
 def reached_at(scheduler: FleetScheduler) -> Endpoint:
     """Returns the address of *scheduler* for other processes: its host as bound, or this node's own for a wildcard."""
-    return parse(scheduler.address.removeprefix("tls://"))
+    found = parse(scheduler.address.removeprefix("tls://"))
+    bound = parse(scheduler.listener.listen_address.removeprefix("tls://"))
+    # Where Dask finds no address of IPv6 for a wildcard of it, it gives one of IPv4, at which nothing listens.
+    mixed = ":" in bound.address and ":" not in found.address
+    return Endpoint("::1", found.port) if mixed else found
 
 
 def own_address(scheduler: Endpoint) -> str:
     """The address of this node on the way to *scheduler*, as Dask takes it. Raises OSError where there is no way."""
-    return _bracketed(str(get_ip(scheduler.address, scheduler.port)))
+    if ":" not in scheduler.address:
+        return str(get_ip(scheduler.address, scheduler.port))
+    # Of which not every version of Dask finds one.
+    with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as probe:
+        probe.connect((scheduler.address, scheduler.port))
+        return _bracketed(str(probe.getsockname()[0]))
 
 
 async def check_reachable(scheduler: Endpoint, *, security: Security) -> None:

@@ -194,10 +194,12 @@ class SSH(Provider):
                 given=request.nodes,
                 hint=f"Declare nodes={len(self.hosts)}, or other hosts.",
             )
+        # Sockets of all addresses of IPv6 take no connection of IPv4, and the other way round.
+        wildcard = "[::]" if _is_ipv6(self._hosts[0].reached) else "0.0.0.0"  # noqa: S104 - nodes and clients reach it
         return Selection(
             accelerator=request.first,
             machine_types=("ssh",),
-            scheduler=f"0.0.0.0:{self.port}",
+            scheduler=f"{wildcard}:{self.port}",
             secret_file="/etc/skyinfra/secret",  # noqa: S106 - the name of a file
             inputs={
                 "hosts": [host.as_input() for host in self._hosts],

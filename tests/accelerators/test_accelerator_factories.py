@@ -148,11 +148,14 @@ def test_custom() -> None:
 
 
 def test_custom_with_mig() -> None:
-    found = make.Custom("Cut-H100", memory=80, mig="3g.40gb", mig_model="h100_80gb")
+    found = make.Custom("Cut-H100", memory=80, vendor="nvidia", mig="3g.40gb", mig_model="h100_80gb")
     assert [len(layout) for layout in found.layouts()] == [2]
     assert found.with_(count=2).mig_model == "h100_80gb"
     with pytest.raises(MigNotSupported, match="mig_model="):
-        make.Custom("Cut-H100", memory=80, mig="3g.40gb")
+        make.Custom("Cut-H100", memory=80, vendor="nvidia", mig="3g.40gb")
+    with pytest.raises(MigNotSupported, match='vendor="nvidia"') as error:
+        make.Custom("Cut-H100", memory=80, count=2, mig="3g.40gb", mig_model="h100_80gb")
+    assert (error.value.field, error.value.given) == ("vendor", "custom")
     with pytest.raises(MigNotSupported, match="Did you mean h100_80gb"):
         make.Custom("Cut-H100", memory=80, mig_model="h100_80")
 

@@ -235,6 +235,24 @@ def test_export_for_slurm_and_kubernetes() -> None:
     assert run("export", "H100:2/3g.40gb", "--format", "mig-parted") == run("export", "H100:2/3g.40gb")
 
 
+@pytest.mark.parametrize(
+    ("accelerator", "profile", "detected"),
+    [
+        ("A100-40GB", "3g.20gb", "NVIDIA A100-SXM4-40GB"),
+        ("A100-40GB-PCIe", "3g.20gb", "NVIDIA A100-PCIE-40GB"),
+        ("a100_40gb", "3g.20gb", "NVIDIA A100-SXM4-40GB"),
+        ("H100-NVL", "3g.47gb", "NVIDIA H100 NVL"),
+        ("h100_pcie_80gb", "3g.40gb", "NVIDIA H100 PCIe"),
+        ("GH200-144GB-Superchip", "3g.72gb", "NVIDIA GH200 144G HBM3e"),
+        ("RTX PRO 6000-Max-Q", "2g.48gb", "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition"),
+    ],
+)
+def test_slurm_finds_the_type_of_a_whole_gpu(accelerator: str, profile: str, detected: str) -> None:
+    text = run("export", f"{accelerator}/off|{profile}", "--format", "gres")[0]
+    whole = text.partition("Gres=gpu:")[2].partition(":1,")[0]
+    assert whole and whole in mig.gres_type(detected)
+
+
 def test_a_whole_gpu_of_several_is_exported_without_mig() -> None:
     text = run("export", "H100:2/3g.40gb*2|off")[0]
     entries = yaml.safe_load(text)["mig-configs"]["skyinfra"]

@@ -53,6 +53,37 @@ def test_an_address_of_another_machine(tmp_path: Path, address: str) -> None:
         attempt(Endpoint(address, 8786), tmp_path)
 
 
+@pytest.fixture
+def without_way(ipv6: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine without a way to the Internet by IPv6, whose name has an address of IPv4 alone."""
+    monkeypatch.setattr("distributed.comm.utils.get_ipv6", lambda: "127.0.0.1", raising=False)
+    monkeypatch.setattr("distributed.comm.utils.get_ip", lambda *_: "127.0.0.1")
+
+
+def test_a_head_at_all_addresses_of_ipv6_answers_there(tmp_path: Path, without_way: None) -> None:
+    async def run() -> None:
+        security = Credentials.derive(SECRET, role="scheduler", name="n1").security()
+        directory = NodeDirectory(tmp_path)
+        scheduler = await start.start(Endpoint("::", 0), directory=directory, security=security, layout=FleetLayout(1))
+        try:
+            reached = start.reached_at(scheduler)
+            assert ":" in reached.address and start.own_address(reached) == f"[{reached.address}]"
+            assert start.parse(directory.scheduler_file.read_text()) == reached
+            for address in ("::1", reached.address):
+                await start.check_reachable(Endpoint(address, reached.port), security=security)
+        finally:
+            await scheduler.close()
+
+    asyncio.run(run())
+
+
+def test_an_own_address_is_of_the_kind_of_the_heads(ipv6: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Dask knows that of IPv4 alone in versions before 2026.
+    monkeypatch.setattr("skyinfra.head.start.get_ip", lambda *_: "127.0.0.1")
+    assert start.own_address(Endpoint("::1", 8786)) == "[::1]"
+    assert start.own_address(Endpoint("127.0.0.1", 8786)) == "127.0.0.1"
+
+
 def test_data_that_passes_the_head_is_a_use_of_its_fleet(tmp_path: Path) -> None:
     async def run() -> None:
         security = Credentials.derive(SECRET, role="scheduler", name="n1").security()

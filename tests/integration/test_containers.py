@@ -220,6 +220,11 @@ def test_commands_and_orphans(tmp_path: Path, clean: Engine) -> None:
         ({"provider": "port=%(port)s"}, {}, ["port: 127.0.0.1:%(port)s is taken", "sky.Container(port=...)"]),
         ({"declared": 'run=["echo it broke; exit 7"]'}, {}, ["cpu-0 has ", "it broke"]),
         ({}, {"CONTAINERS_STORAGE_CONF": "/dev/null/no"}, ["engine: podman does not answer", "podman ps"]),
+        (
+            {},
+            {"CONTAINER_HOST": "ssh://elsewhere/run/podman.sock"},
+            ["engine: podman speaks to ssh://elsewhere/run/podman.sock", "sky.Container(host="],
+        ),
         ({}, {"PATH": "nowhere"}, ["engine: podman is not installed"]),
     ],
 )

@@ -18,9 +18,23 @@ printf '%s\\n' "$@" '--end--' >>"$NOTES"
 [ "$1" != --remote ] || shift 3
 [ "$1" != "${FAKE-}" ] || { printf '%s\\n' "$SAYS" >&2; exit 1; }
 case "$1 $2" in
-  "container inspect") exit 1 ;;
+  "container inspect") echo "${INSPECTED:-Error: no such container c}" >&2; exit 1 ;;
+  "context inspect") echo "${CONTEXT-}" ;;
+  "system connection") echo "gpu-box=${CONNECTION-}" ;;
   "network inspect") echo '10.89.7.1 ' ;;
   "logs "*) printf '%s\\n' "${LOG-}" | tail -n "$3" ;;
+esac
+"""
+# Stand-ins of ssh, loginctl and id; what they answer is in variables.
+ASKED = """#!/bin/sh
+printf '%s\\n' "$@" '--end--' >>"$NOTES"
+exit "${SSH-0}"
+"""
+SESSION = """#!/bin/sh
+case "${0##*/} $1" in
+  "loginctl "*) echo "${LINGER-}" ;;
+  "id -u") echo "${USER_ID-0}" ;;
+  "id -un") echo me ;;
 esac
 """
 NO_DRIVER = 'Error response from daemon: could not select device driver ""'
@@ -205,6 +219,111 @@ def test_what_is_gone_is_removed_all_the_same(engine: Engine) -> None:
     assert not [call for call in engine.asked if call[0] in ("rm", "stop")]
     silent = engine.call("down", ENGINE="docker", CONTAINER="c", FAKE="ps", SAYS="Cannot connect")
     assert silent.returncode == 1 and "docker does not answer" in silent.stderr
+
+
+@pytest.mark.parametrize("said", ["Error: no such container c", "Error response from daemon: No such container: c"])
+def test_a_container_is_gone_where_the_engine_says_so(engine: Engine, said: str) -> None:
+    assert engine.call("down", ENGINE="docker", CONTAINER="c", INSPECTED=said).returncode == 0
+
+
+def test_an_engine_that_fails_has_not_said_that_a_container_is_gone(engine: Engine) -> None:
+    silent = engine.call("down", ENGINE="docker", CONTAINER="c", INSPECTED="Error: broken pipe")
+    assert silent.returncode == 1
+    assert silent.stderr == "skyinfra: engine: docker does not say whether there is c: Error: broken pipe\n"
+
+
+ELSEWHERE = [
+    ("docker", {"CONTEXT": "ssh://me@gpu-box"}, "ssh://me@gpu-box"),
+    ("docker", {"DOCKER_HOST": "tcp://docker:2375", "CONTEXT": "unix:///var/run/docker.sock"}, "tcp://docker:2375"),
+    ("podman", {"CONTAINER_HOST": "ssh://me@gpu-box/run/p.sock"}, "ssh://me@gpu-box/run/p.sock"),
+    ("podman", {"CONTAINER_CONNECTION": "gpu-box", "CONNECTION": "ssh://me@gpu-box/p"}, "ssh://me@gpu-box/p"),
+]
+
+
+@pytest.mark.parametrize(("program", "variables", "place"), ELSEWHERE)
+@pytest.mark.parametrize("verb", ["find", "down"])
+def test_an_engine_of_another_machine_is_none_of_this_one(
+    engine: Engine, tmp_path: Path, verb: str, program: str, variables: dict[str, str], place: str
+) -> None:
+    done = engine.call(verb, ENGINE=program, CONTAINER="c", FILE=str(tmp_path / "file"), **variables)
+    assert done.returncode == 1 and not (tmp_path / "file").exists()
+    assert f"engine: {program} speaks to {place} (its context, or a variable)" in done.stderr
+    assert 'sky.Container(host="ssh://...")' in done.stderr
+    # Whose address is declared is asked there.
+    assert engine.call("down", ENGINE=program, CONTAINER="c", HOST="ssh://root@gpu1", **variables).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("program", "variables"),
+    [
+        ("docker", {"CONTEXT": "unix:///home/me/.colima/docker.sock"}),
+        ("docker", {"DOCKER_HOST": "tcp://127.0.0.1:2375", "CONTEXT": "ssh://gpu-box"}),
+        ("docker", {"DOCKER_HOST": "tcp://[::1]:2375"}),
+        ("docker", {"CONTAINER_HOST": "ssh://gpu-box"}),
+        ("podman", {"CONTAINER_HOST": "tcp://localhost:1234", "DOCKER_HOST": "ssh://gpu-box"}),
+        ("podman", {"CONTAINER_HOST": "ssh://core@127.0.0.1:49637/run/user/501/podman/podman.sock"}),
+    ],
+)
+def test_an_engine_of_this_machine(engine: Engine, program: str, variables: dict[str, str]) -> None:
+    done = engine.call("down", ENGINE=program, CONTAINER="c", **variables)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.fixture
+def session(engine: Engine) -> Engine:
+    for name, text in {"ssh": ASKED, "loginctl": SESSION, "id": SESSION}.items():
+        (engine.bin / name).write_text(text)
+        (engine.bin / name).chmod(0o755)
+    return engine
+
+
+@pytest.mark.parametrize("program", ["docker", "podman"])
+@pytest.mark.parametrize(
+    ("host", "machine", "says", "user"),
+    [
+        ("ssh://me@gpu1:22/run/user/1000/p.sock", "ssh://me@gpu1:22", "containers of me end", "enable-linger me`"),
+        ("ssh://[fd00::7]/run/user/1000/p.sock", "ssh://[fd00::7]", "containers of its user end", "enable-linger`"),
+    ],
+)
+def test_a_user_of_another_machine_has_to_linger(
+    session: Engine, tmp_path: Path, program: str, host: str, machine: str, says: str, user: str
+) -> None:
+    file = tmp_path / "file"
+    given = {"ENGINE": program, "HOST": host, "FILE": str(file)}
+    done = session.call("find", **given, SSH="1")
+    assert done.returncode == 1 and not file.exists()
+    assert f"skyinfra: host: {says} with the last login" in done.stderr and f"loginctl {user} there" in done.stderr
+    assert machine in session.asked[-1] and "/var/lib/systemd/linger/" in session.asked[-1][-1]
+    # It lingers, or nobody knows.
+    for code in ("0", "255", "127"):
+        assert (session.call("find", **given, SSH=code).returncode, file.read_text()) == (0, f"{program}\n")
+
+
+@pytest.mark.parametrize("host", ["ssh://root@gpu1", "ssh://me@gpu1/run/p.sock", "ssh://root@gpu1/run/user/0/p.sock"])
+def test_root_needs_not_linger(session: Engine, tmp_path: Path, host: str) -> None:
+    assert session.call("find", ENGINE="podman", HOST=host, FILE=str(tmp_path / "file"), SSH="1").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("program", "variables", "said"),
+    [
+        ("podman", {"USER_ID": "1000", "LINGER": "no"}, True),
+        ("podman", {"USER_ID": "1000", "LINGER": "no", "HOST": "unix:///run/user/1000/podman/podman.sock"}, True),
+        ("docker", {"USER_ID": "1000", "LINGER": "no", "CONTEXT": "unix:///run/user/1000/docker.sock"}, True),
+        ("docker", {"USER_ID": "1000", "LINGER": "no", "CONTEXT": "unix:///var/run/docker.sock"}, False),
+        ("podman", {"USER_ID": "1000", "LINGER": "no", "CONTAINER_HOST": "unix:///run/podman/podman.sock"}, False),
+        ("podman", {"USER_ID": "1000", "LINGER": "yes"}, False),
+        # No systemd.
+        ("podman", {"USER_ID": "1000", "LINGER": ""}, False),
+        ("podman", {"USER_ID": "0", "LINGER": "no"}, False),
+    ],
+)
+def test_a_user_of_this_machine_is_only_warned(
+    session: Engine, tmp_path: Path, program: str, variables: dict[str, str], said: bool
+) -> None:
+    done = session.call("find", ENGINE=program, FILE=str(tmp_path / "file"), **variables)
+    assert done.returncode == 0 and (tmp_path / "file").exists()
+    assert ("containers of me end when it logs out" in done.stderr) == said == bool(done.stderr)
 
 
 def test_the_script_is_plain_sh() -> None:

@@ -37,6 +37,18 @@ def test_hosts_are_names_or_hosts() -> None:
 
 
 @pytest.mark.parametrize(
+    ("head", "listens"),
+    [
+        ("fd00::7", "[::]:8786"),
+        (sky.Host("gpu1", inside="fd00::7"), "[::]:8786"),
+        (sky.Host("fd00::7", inside="10.0.0.7"), "0.0.0.0:8786"),
+    ],
+)
+def test_a_head_listens_at_addresses_of_the_kind_at_which_it_is_reached(head: Any, listens: str) -> None:
+    assert compile_pool(pool(head, "gpu2"), "s").head.scheduler == listens
+
+
+@pytest.mark.parametrize(
     ("hosts", "words"),
     [
         ([], "at least one host"),

@@ -316,6 +316,20 @@ def test_a_worker_node_waits_for_its_head(make_node: MakeNode) -> None:
 
 
 @pytest.mark.slow
+def test_nodes_of_a_head_at_ipv6_reach_each_other(make_node: MakeNode, ipv6: None) -> None:
+    head = make_node("n1", scheduler="[::]:0", cpu_slots=1)
+    address = head.boot().scheduler
+    assert address is not None and address.startswith("[")
+    other = make_node("n2", head=False, scheduler=address, cpu_slots=1)
+    other.boot()
+    with head.client() as client:
+        found = until(lambda: len(each := head.workers(client)) == 2 and each, "both slots are there")
+        assert sorted(found) == ["n1/0", "n2/0"]
+        assert all(each.startswith("tls://[") for each in client.scheduler_info(n_workers=-1)["workers"])
+        assert [on_slot(client, slot, instance_info).slot for slot in found] == list(found)
+
+
+@pytest.mark.slow
 def test_a_worker_of_another_fleet_is_refused(make_node: MakeNode) -> None:
     address = make_node("n1", cpu_slots=1).boot().scheduler
     worker = make_node("n2", secret=OTHER_SECRET, head=False, scheduler=address, cpu_slots=1)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,14 @@ import pytest
 
 from local_fleets.running_node import SECRET, RunningNode
 from skyinfra.protocol.nodeconfig import NodeConfig
+
+
+@pytest.fixture
+def ipv6() -> None:
+    """Skips where this machine has no IPv6."""
+    with contextlib.suppress(OSError), socket.create_server(("::1", 0), family=socket.AF_INET6):
+        return
+    pytest.skip("this machine has no IPv6")
 
 
 @pytest.fixture
