@@ -103,6 +103,14 @@ class AWS(CloudProvider):
                 given=type(self.capacity).__name__,
                 hint="Leave out spot=True, or capacity.",
             )
+        several = len(self.instance_types) > 1
+        if self.capacity is not None and (self.group or request.elastic or several):
+            raise InvalidField(
+                "nodes in reserved capacity are instances, and no group",
+                field="nodes" if request.elastic else "provider.group" if self.group else "provider.instance_types",
+                given=type(self.capacity).__name__,
+                hint="Declare a fixed number of nodes of one machine type without group, or leave out capacity.",
+            )
         if self.spot_max_price is not None and not request.spot:
             raise InvalidField(
                 "is the price of spot capacity",

@@ -10,6 +10,8 @@ import skyinfra as sky
 from skyinfra.compiler import compile_pool
 from skyinfra.providers import Selection
 
+BLOCK = sky.CapacityBlock(id="cr-0b10c4")
+
 
 def select(accelerator: Any = None, *, aws: dict[str, Any] | None = None, **fields: Any) -> Selection:
     pool = sky.ComputePool(name="p", provider=sky.AWS(**(aws or {})), accelerator=accelerator, **fields)
@@ -171,7 +173,16 @@ def test_refusals_say_what_would_work() -> None:
         (sky.InvalidField, "L4", {"instance_types": ["g6.xlage"]}, {}, "provider.instance_types"),
         (sky.NotOffered, "L4", {"instance_types": ["p5.48xlarge"]}, {}, "provider.instance_types"),
         (sky.InvalidField, "L4", {"instance_types": ["g6.xlarge", "g6f.xlarge"]}, {}, "provider.instance_types"),
-        (sky.InvalidField, "H100:8", {"capacity": sky.CapacityBlock(id="cr-1")}, {"spot": True}, "provider.capacity"),
+        (sky.InvalidField, "H100:8", {"capacity": BLOCK}, {"spot": True}, "provider.capacity"),
+        (sky.InvalidField, "H100:8", {"capacity": BLOCK, "group": True}, {}, "provider.group"),
+        (sky.InvalidField, "H100:8", {"capacity": BLOCK}, {"nodes": sky.Range(0, 4), "idle_seconds": 600}, "nodes"),
+        (
+            sky.InvalidField,
+            "H100:8",
+            {"capacity": BLOCK, "instance_types": ["p5.48xlarge", "p5.4xlarge"]},
+            {},
+            "provider.instance_types",
+        ),
         (sky.InvalidField, "H100:8", {"spot_max_price": 9.0}, {}, "provider.spot_max_price"),
         (sky.NotSupported, None, {}, {"max_hourly_cost": 1.0, "spot": True}, "max_hourly_cost"),
         (sky.NotSupported, None, {"instance_types": ["c7i.large"]}, {"max_hourly_cost": 1.0}, "max_hourly_cost"),

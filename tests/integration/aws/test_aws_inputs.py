@@ -88,6 +88,10 @@ TOGETHER: list[tuple[dict[str, Any], str]] = [
         {"machine_types": ["g6.xlarge", "g5.xlarge"], "capacity_reservation_id": "cr-1", "zones": ["us-east-1a"]},
         "is for one machine type",
     ),
+    (
+        {**G6, "group": True, "capacity_block_id": "cr-1", "zones": ["us-east-1a"]},
+        "capacity_block_id: nodes in reserved capacity are instances, and no group",
+    ),
     ({**G6, "spot_max_price": 1}, "only spot instances have a maximum price"),
     ({**G6, "node_count": 2, "user_data_worker": ""}, "user_data_worker: needed"),
     ({**G6, "versions": None}, "versions: the user data name a bucket (@SKYINFRA_BUCKET@), and this pool has none"),
