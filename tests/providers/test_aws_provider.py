@@ -135,6 +135,16 @@ def test_efa_takes_every_network_card(machine: str, cards: int, first: str, rest
     assert selected.inputs["placement_group"] is True
 
 
+@pytest.mark.parametrize("capacity", [BLOCK, sky.CapacityReservation(id="cr-1")])
+@pytest.mark.parametrize("way", [{"rdma": True}, {"aws": {"efa": True}}])
+def test_reserved_capacity_has_no_placement_group_unless_it_is_declared(capacity: Any, way: dict[str, Any]) -> None:
+    aws = {**way.get("aws", {}), "capacity": capacity}
+    fields = {"nodes": 2, "rdma": way.get("rdma", False)}
+    plain = select("H100:8", aws=aws, **fields).inputs
+    assert plain["placement_group"] is False and plain["efa_interfaces"]
+    assert select("H100:8", aws={**aws, "placement_group": True}, **fields).inputs["placement_group"] is True
+
+
 @pytest.mark.parametrize(
     ("accelerator", "tag"),
     [
