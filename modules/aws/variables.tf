@@ -170,11 +170,17 @@ variable "labels" {
   nullable    = false
 
   validation {
-    # The metadata service shows the tags of an instance by their keys, so EC2 refuses spaces and slashes there.
+    # The metadata service shows the tags of an instance by their keys, so EC2 refuses spaces and slashes there; S3 and
+    # IAM refuse commas.
     condition = alltrue([
-      for key in keys(var.labels) : can(regex("^[A-Za-z0-9+=.,_:@-]{1,128}$", key)) && !can(regex("^([Aa][Ww][Ss]:|skyinfra:|Name$|\\.{1,2}$|_index$)", key))
+      for key in keys(var.labels) : can(regex("^[A-Za-z0-9+=._:@-]{1,128}$", key)) && !can(regex("^((?i:aws:|skyinfra:)|Name$|\\.{1,2}$|_index$)", key))
     ])
-    error_message = "labels: names of letters, digits and + - = . , _ : @, at most 128 characters; not Name, and not beginning with aws: or skyinfra:, which are taken."
+    error_message = "labels: names of letters, digits and + - = . _ : @, at most 128 characters; not Name, and not beginning with aws: or skyinfra:, which are taken."
+  }
+
+  validation {
+    condition     = length(distinct([for key in keys(var.labels) : lower(key)])) == length(var.labels)
+    error_message = "labels: no two names that differ in case alone, which IAM takes for one."
   }
 
   validation {

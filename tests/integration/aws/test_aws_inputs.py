@@ -38,6 +38,8 @@ ALONE: list[tuple[dict[str, Any], str]] = [
     ({**G6, "ssh_public_key": "my key"}, "ssh_public_key: one line"),
     ({**G6, "labels": {"two words": "x"}}, "labels: names of letters"),
     ({**G6, "labels": {"a/b": "x"}}, "labels: names of letters"),
+    ({**G6, "labels": {"a,b": "x"}}, "labels: names of letters"),
+    ({**G6, "labels": {"Team": "a", "team": "b"}}, "labels: no two names that differ in case alone"),
     ({**G6, "labels": {"aws:x": "x"}}, "which are taken"),
     ({**G6, "labels": {"skyinfra:layout": "x"}}, "which are taken"),
     ({**G6, "labels": {"a": "x!"}}, "labels: values of letters"),

@@ -1,13 +1,15 @@
-"""A fleet in a network that its stack makes, with a provider block of the stack's own: the real provider."""
+"""A fleet in a network that its stack makes, with a provider block of the stack's own, and tags: the real provider."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from moto_aws.cloud import Cloud, tags
 from moto_aws.projects import Project
+from moto_aws.roots import Root
 
 pytestmark = pytest.mark.slow
 
@@ -74,3 +76,30 @@ def test_a_fleet_in_a_network_of_its_stack(cloud: Cloud, tmp_path: Path, library
     assert json.loads(project.run("plan", "--json"))["changes"] == []
     project.run("destroy", "--auto-approve")
     assert cloud.existing() == before
+
+
+def _planned_tags(root: Root, labels: dict[str, str], default: dict[str, str]) -> dict[str, dict[str, str]]:
+    """The tags that a plan of one pool gives to each resource that takes any."""
+    root.write({"train": {"machine_types": ["g6.xlarge"], "labels": labels}})
+    main = root.folder / "main.tf.json"
+    content: dict[str, Any] = json.loads(main.read_text())
+    content["provider"]["aws"][0]["default_tags"] = [{"tags": default}]
+    main.write_text(json.dumps(content))
+    root.init()
+    root.plan("-out=planned")
+    plan = json.loads(root.run("show", "-json", "planned").stdout)
+    after = {each["address"]: each["change"]["after"] or {} for each in plan["resource_changes"]}
+    return {
+        address.removeprefix("module.train."): values["tags_all"] or {}
+        for address, values in after.items()
+        if "tags_all" in values
+    }
+
+
+def test_the_keys_of_a_role_differ_by_more_than_case(root: Root) -> None:
+    found = _planned_tags(root, {"name": "trainer", "Team": "ml"}, {})
+    for address in ("aws_iam_role.this[0]", "aws_iam_instance_profile.this[0]"):
+        tagged = found[address]
+        assert len({key.lower() for key in tagged}) == len(tagged)
+        assert (tagged["Name"], tagged["Team"]) == ("default/train", "ml")
+    assert found["aws_instance.head"]["name"] == "trainer"
