@@ -90,6 +90,11 @@ data "aws_partition" "current" {
   count = local.own_profile ? 1 : 0
 }
 
+locals {
+  # IAM of the European Sovereign Cloud takes no ec2.amazonaws.eu: pulumi/pulumi-eks#2341.
+  principals = !local.own_profile ? "" : data.aws_partition.current[0].partition == "aws-eusc" ? "amazonaws.com" : data.aws_partition.current[0].dns_suffix
+}
+
 resource "aws_iam_role" "this" {
   count = local.own_profile ? 1 : 0
 
@@ -105,7 +110,7 @@ resource "aws_iam_role" "this" {
     Statement = [{
       Effect    = "Allow"
       Action    = "sts:AssumeRole"
-      Principal = { Service = "ec2.${data.aws_partition.current[0].dns_suffix}" }
+      Principal = { Service = "ec2.${local.principals}" }
     }]
   })
 }

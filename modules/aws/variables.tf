@@ -209,7 +209,7 @@ variable "zones" {
   nullable    = false
 
   validation {
-    condition     = alltrue([for zone in var.zones : can(regex("^[a-z]{2}(-[a-z]+)+-[0-9][a-z]$", zone))]) && length(distinct(var.zones)) == length(var.zones)
+    condition     = alltrue([for zone in var.zones : can(regex("^[a-z]{2,4}(-[a-z]+)+-[0-9][a-z]$", zone))]) && length(distinct(var.zones)) == length(var.zones)
     error_message = "zones: names of Availability Zones, such as us-east-1a, none of them twice. For Local Zones give subnet_ids."
   }
 }

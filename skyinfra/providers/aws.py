@@ -52,7 +52,7 @@ class AWS(CloudProvider):
     kind: ClassVar[str] = "aws"
     image_field: ClassVar[str] = "ami"
 
-    region: str = Field(default="us-east-1", pattern=r"^[a-z]{2}(-[a-z]+)+-\d$")
+    region: str = Field(default="us-east-1", pattern=r"^[a-z]{2,4}(-[a-z]+)+-\d$")
     instance_types: MachineTypes = ()
     zones: Zones = ()
     profile: str | None = None

@@ -20,11 +20,21 @@ _LABEL = re.compile(r"[A-Za-z0-9+=._:@-]{1,128}")
 _TAKEN = re.compile(r"(?i:aws:|skyinfra:)|Name$|\.{1,2}$|_index$")
 _VALUE = re.compile(r"[\w +=.:/@-]{0,256}")
 _LABELS = 40
+# How the regions of a partition begin, as botocore's partitions.json has it.
+_PARTITIONS = {
+    "cn-": "aws-cn",
+    "us-gov-": "aws-us-gov",
+    "eusc-": "aws-eusc",
+    "us-iso-": "aws-iso",
+    "us-isob-": "aws-iso-b",
+    "eu-isoe-": "aws-iso-e",
+    "us-isof-": "aws-iso-f",
+}
 
 
 def _zones(given: tuple[str, ...]) -> tuple[str, ...]:
     for zone in given:
-        if not re.fullmatch(r"[a-z]{2}(-[a-z]+)+-\d[a-z]", zone):
+        if not re.fullmatch(r"[a-z]{2,4}(-[a-z]+)+-\d[a-z]", zone):
             raise InvalidField(
                 "expected an Availability Zone such as us-east-1a",
                 field="AWS.zones",
@@ -82,4 +92,4 @@ def permissions() -> dict[str, Any]:
 
 def partition(region: str) -> str:
     """Returns the AWS partition of a region, which has accounts and prices of its own."""
-    return "aws-cn" if region.startswith("cn-") else "aws-us-gov" if region.startswith("us-gov-") else "aws"
+    return next((name for begins, name in _PARTITIONS.items() if region.startswith(begins)), "aws")

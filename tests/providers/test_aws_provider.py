@@ -256,7 +256,7 @@ def test_labels_that_cannot_be_tags(labels: dict[str, str], field: str) -> None:
     assert refused(sky.InvalidField, labels=labels).field == field
 
 
-@pytest.mark.parametrize("region", ["us-gov-west-1", "cn-north-1", "mx-central-1"])
+@pytest.mark.parametrize("region", ["us-gov-west-1", "cn-north-1", "mx-central-1", "eusc-de-east-1"])
 def test_named_types_work_in_regions_whose_prices_are_not_known(region: str) -> None:
     gpu = select("A100-40GB:8", aws={"region": region, "instance_types": ["p4d.24xlarge"]})
     assert gpu.machine_types == ("p4d.24xlarge",) and gpu.hourly_cost is None
@@ -280,7 +280,7 @@ def test_a_named_machine_without_accelerators_is_as_large_as_declared_or_not_kno
 
 def test_machines_without_accelerators_cost_what_is_known_of_their_partition() -> None:
     assert select(aws={"region": "eu-west-1"}).hourly_cost is not None
-    for region in ("us-gov-west-1", "cn-north-1"):
+    for region in ("us-gov-west-1", "cn-north-1", "eusc-de-east-1", "us-iso-east-1", "us-isob-east-1"):
         assert select(aws={"region": region}).hourly_cost is None
 
 

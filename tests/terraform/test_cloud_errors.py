@@ -183,6 +183,8 @@ def test_capacity_elsewhere(tmp_path: Path) -> None:
     assert "p5.48xlarge is also offered in" in text and "us-west-2" in text
     text = steps(tmp_path, pool(), of=(WORKER, f"{RUN}Unsupported: {NOT_IN_ZONE}"))
     assert "zones that have it now: us-east-1a, us-east-1b" in text
+    text = steps(tmp_path, pool(), of=(WORKER, NO_CAPACITY.replace("us-east-1b", "eusc-de-east-1b")))
+    assert "zones that have it now: eusc-de-east-1b" in text
     small = sky.ComputePool(name="mig", provider=sky.AWS(), accelerator="L4")
     text = steps(tmp_path, small, of=("module.mig.aws_instance.head", f"{RUN}InsufficientInstanceCapacity: none"))
     assert "Other machines with L4 in us-east-1: g6.2xlarge (L4:1, $0.9776/h)" in text
