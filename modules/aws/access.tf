@@ -82,10 +82,17 @@ resource "aws_vpc_security_group_ingress_rule" "head" {
 locals {
   own_profile      = var.iam_instance_profile == null
   instance_profile = local.own_profile ? one(aws_iam_instance_profile.this[*].name) : var.iam_instance_profile
+  # IAM takes keys that differ in case alone for one: a label `name` is left out there.
+  iam_tags = merge({ for key, value in local.tags : key => value if lower(key) != "name" }, { Name = local.title })
 }
 
 data "aws_partition" "current" {
   count = local.own_profile ? 1 : 0
+}
+
+locals {
+  # IAM of the European Sovereign Cloud takes no ec2.amazonaws.eu: pulumi/pulumi-eks#2341.
+  principals = !local.own_profile ? "" : data.aws_partition.current[0].partition == "aws-eusc" ? "amazonaws.com" : data.aws_partition.current[0].dns_suffix
 }
 
 resource "aws_iam_role" "this" {
@@ -96,14 +103,14 @@ resource "aws_iam_role" "this" {
   path                 = var.iam_path
   permissions_boundary = var.permissions_boundary
   description          = "skyinfra ${local.title}: Session Manager on the nodes"
-  tags                 = merge(local.tags, { Name = local.title })
+  tags                 = local.iam_tags
 
   assume_role_policy = jsonencode({
     Version = "2012-10-17"
     Statement = [{
       Effect    = "Allow"
       Action    = "sts:AssumeRole"
-      Principal = { Service = "ec2.${data.aws_partition.current[0].dns_suffix}" }
+      Principal = { Service = "ec2.${local.principals}" }
     }]
   })
 }
@@ -191,5 +198,5 @@ resource "aws_iam_instance_profile" "this" {
   name_prefix = local.prefix
   path        = var.iam_path
   role        = aws_iam_role.this[0].name
-  tags        = merge(local.tags, { Name = local.title })
+  tags        = local.iam_tags
 }

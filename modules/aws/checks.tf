@@ -59,6 +59,11 @@ resource "terraform_data" "checks" {
     }
 
     precondition {
+      condition     = !local.reserved || !local.grouped
+      error_message = "capacity_block_id: nodes in reserved capacity are instances, and no group, which would buy its own on demand. Leave out group and min_nodes and name one machine type, or leave out capacity_block_id and capacity_reservation_id."
+    }
+
+    precondition {
       condition     = var.spot || var.spot_max_price == null
       error_message = "spot_max_price: only spot instances have a maximum price. Set spot = true, or leave spot_max_price out."
     }

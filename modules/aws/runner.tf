@@ -44,12 +44,19 @@ resource "aws_s3_bucket_public_access_block" "runner" {
   restrict_public_buckets = true
 }
 
+# S3 takes ten tags on an object, and a provider may give more by default: objects take none of those.
 resource "aws_s3_object" "secret" {
   count = local.has_bucket ? 1 : 0
 
   bucket  = aws_s3_bucket.runner[0].id
   key     = "secret"
   content = terraform_data.secret.triggers_replace
+
+  override_provider {
+    default_tags {
+      tags = {}
+    }
+  }
 
   depends_on = [aws_s3_bucket_public_access_block.runner, aws_s3_bucket_server_side_encryption_configuration.runner]
 }
@@ -61,6 +68,12 @@ resource "aws_s3_object" "runner" {
   key         = basename(var.runner_file)
   source      = var.runner_file
   source_hash = filesha256(var.runner_file)
+
+  override_provider {
+    default_tags {
+      tags = {}
+    }
+  }
 
   # An upgrade replaces it; until versions.json names the new one, nodes that boot find the old one.
   lifecycle {
@@ -92,6 +105,12 @@ resource "aws_s3_object" "versions" {
     version = 1
     wheel   = one([for file in aws_s3_object.runner : { name = file.key, sha256 = file.source_hash }])
   }))
+
+  override_provider {
+    default_tags {
+      tags = {}
+    }
+  }
 
   depends_on = [aws_s3_bucket_public_access_block.runner, aws_s3_bucket_server_side_encryption_configuration.runner]
 }

@@ -170,11 +170,17 @@ variable "labels" {
   nullable    = false
 
   validation {
-    # The metadata service shows the tags of an instance by their keys, so EC2 refuses spaces and slashes there.
+    # The metadata service shows the tags of an instance by their keys, so EC2 refuses spaces and slashes there; S3 and
+    # IAM refuse commas.
     condition = alltrue([
-      for key in keys(var.labels) : can(regex("^[A-Za-z0-9+=.,_:@-]{1,128}$", key)) && !can(regex("^([Aa][Ww][Ss]:|skyinfra:|Name$|\\.{1,2}$|_index$)", key))
+      for key in keys(var.labels) : can(regex("^[A-Za-z0-9+=._:@-]{1,128}$", key)) && !can(regex("^((?i:aws:|skyinfra:)|Name$|\\.{1,2}$|_index$)", key))
     ])
-    error_message = "labels: names of letters, digits and + - = . , _ : @, at most 128 characters; not Name, and not beginning with aws: or skyinfra:, which are taken."
+    error_message = "labels: names of letters, digits and + - = . _ : @, at most 128 characters; not Name, and not beginning with aws: or skyinfra:, which are taken."
+  }
+
+  validation {
+    condition     = length(distinct([for key in keys(var.labels) : lower(key)])) == length(var.labels)
+    error_message = "labels: no two names that differ in case alone, which IAM takes for one."
   }
 
   validation {
@@ -203,7 +209,7 @@ variable "zones" {
   nullable    = false
 
   validation {
-    condition     = alltrue([for zone in var.zones : can(regex("^[a-z]{2}(-[a-z]+)+-[0-9][a-z]$", zone))]) && length(distinct(var.zones)) == length(var.zones)
+    condition     = alltrue([for zone in var.zones : can(regex("^[a-z]{2,4}(-[a-z]+)+-[0-9][a-z]$", zone))]) && length(distinct(var.zones)) == length(var.zones)
     error_message = "zones: names of Availability Zones, such as us-east-1a, none of them twice. For Local Zones give subnet_ids."
   }
 }

@@ -48,9 +48,9 @@ def _profile(stack: SynthesizedStack, refusal: Refusal) -> str | None:
 
 def _other_capacity(stack: SynthesizedStack, refusal: Refusal, pool: dict[str, Any]) -> list[str]:
     lines = []
-    zones = re.search(r"choosing ((?:[a-z]{2}(?:-[a-z]+)+-\d[a-z](?:, | and )?)+)", refusal.words)
+    zones = re.search(r"choosing ((?:[a-z]{2,4}(?:-[a-z]+)+-\d[a-z](?:, | and )?)+)", refusal.words)
     if zones:
-        named = ", ".join(re.findall(r"[a-z]{2}(?:-[a-z]+)+-\d[a-z]", zones[1]))
+        named = ", ".join(re.findall(r"[a-z]{2,4}(?:-[a-z]+)+-\d[a-z]", zones[1]))
         zone = shlex.quote(f'module.{stack.module_of(pool["name"])}.terraform_data.zone["head"]')
         lines.append(
             f"AWS names zones that have it now: {named}. Declare one: sky.AWS(zones=[...]), and move the pool there, "

@@ -42,17 +42,17 @@ class AWS(CloudProvider):
     Session Manager needs none. iam_instance_profile: yours instead of one that allows Session Manager and nothing else.
     ami: an image of your own, or the path of an SSM parameter that holds one. capacity: a capacity block or reservation
     to run in. spot_max_price: USD per hour. efa: Elastic Fabric Adapter on every network card, as ``rdma=True`` of the
-    pool has it. placement_group: close together in one zone; with efa it is on unless it says otherwise. group: nodes
-    in an Auto Scaling group from the first one on, so that a spot pool of one node grows without being replaced.
-    iam_path, permissions_boundary: of the role that the pool makes. kms_key_id: ARN of the key that encrypts the
-    volumes and the pool's bucket. head_volume_gb: of the volume with the jobs of the head, which may only grow; 20
-    unless it says otherwise.
+    pool has it. placement_group: close together in one zone; with efa, and without capacity, it is on unless it says
+    otherwise. group: nodes in an Auto Scaling group from the first one on, so that a spot pool of one node grows
+    without being replaced; not with capacity. iam_path, permissions_boundary: of the role that the pool makes.
+    kms_key_id: ARN of the key that encrypts the volumes and the pool's bucket. head_volume_gb: of the volume with the
+    jobs of the head, which may only grow; 20 unless it says otherwise.
     """
 
     kind: ClassVar[str] = "aws"
     image_field: ClassVar[str] = "ami"
 
-    region: str = Field(default="us-east-1", pattern=r"^[a-z]{2}(-[a-z]+)+-\d$")
+    region: str = Field(default="us-east-1", pattern=r"^[a-z]{2,4}(-[a-z]+)+-\d$")
     instance_types: MachineTypes = ()
     zones: Zones = ()
     profile: str | None = None
@@ -103,6 +103,14 @@ class AWS(CloudProvider):
                 given=type(self.capacity).__name__,
                 hint="Leave out spot=True, or capacity.",
             )
+        several = len(self.instance_types) > 1
+        if self.capacity is not None and (self.group or request.elastic or several):
+            raise InvalidField(
+                "nodes in reserved capacity are instances, and no group",
+                field="nodes" if request.elastic else "provider.group" if self.group else "provider.instance_types",
+                given=type(self.capacity).__name__,
+                hint="Declare a fixed number of nodes of one machine type without group, or leave out capacity.",
+            )
         if self.spot_max_price is not None and not request.spot:
             raise InvalidField(
                 "is the price of spot capacity",
@@ -139,12 +147,15 @@ class AWS(CloudProvider):
         block, reservation = isinstance(self.capacity, CapacityBlock), isinstance(self.capacity, CapacityReservation)
         reserved = self.capacity.id if self.capacity else None
         efa = self.efa or selected.fabric is not None
+        # A block stands close together already, and a reservation is in a group of its own or in none: EC2 may find no
+        # room for it in another one.
+        close = efa and self.capacity is None
         return {
             "zones": list(self.zones),
             "subnet_ids": list(self.subnet_ids),
             "security_group_ids": list(self.security_group_ids),
             "head_public_ip": self.head_public_ip,
-            "placement_group": efa if self.placement_group is None else self.placement_group,
+            "placement_group": close if self.placement_group is None else self.placement_group,
             "vpc_id": self.vpc_id,
             "iam_instance_profile": self.iam_instance_profile,
             "spot_max_price": self.spot_max_price,

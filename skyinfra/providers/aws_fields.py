@@ -14,16 +14,27 @@ from skyinfra.errors import InvalidField
 from skyinfra.providers.data import Strings
 
 _ACTIONS = Path(__file__).with_name("aws_actions.json")
-# The metadata service shows the tags of an instance by their keys, so EC2 takes no spaces and slashes there.
-_LABEL = re.compile(r"[A-Za-z0-9+=.,_:@-]{1,128}")
-_TAKEN = re.compile(r"(?i:aws:)|skyinfra:|Name$|\.{1,2}$|_index$")
+# The metadata service shows the tags of an instance by their keys, so EC2 takes no spaces and slashes there; S3 and IAM
+# take no comma.
+_LABEL = re.compile(r"[A-Za-z0-9+=._:@-]{1,128}")
+_TAKEN = re.compile(r"(?i:aws:|skyinfra:)|Name$|\.{1,2}$|_index$")
 _VALUE = re.compile(r"[\w +=.:/@-]{0,256}")
 _LABELS = 40
+# How the regions of a partition begin, as botocore's partitions.json has it.
+_PARTITIONS = {
+    "cn-": "aws-cn",
+    "us-gov-": "aws-us-gov",
+    "eusc-": "aws-eusc",
+    "us-iso-": "aws-iso",
+    "us-isob-": "aws-iso-b",
+    "eu-isoe-": "aws-iso-e",
+    "us-isof-": "aws-iso-f",
+}
 
 
 def _zones(given: tuple[str, ...]) -> tuple[str, ...]:
     for zone in given:
-        if not re.fullmatch(r"[a-z]{2}(-[a-z]+)+-\d[a-z]", zone):
+        if not re.fullmatch(r"[a-z]{2,4}(-[a-z]+)+-\d[a-z]", zone):
             raise InvalidField(
                 "expected an Availability Zone such as us-east-1a",
                 field="AWS.zones",
@@ -42,10 +53,19 @@ def _types(given: tuple[str, ...]) -> tuple[str, ...]:
 
 def check_labels(labels: Mapping[str, str]) -> None:
     """Raises `InvalidField` where *labels* cannot be tags of EC2."""
+    names: dict[str, str] = {}
     for key, value in labels.items():
+        other = names.setdefault(key.lower(), key)
+        if other != key:
+            raise InvalidField(
+                f"differs from {other} in case alone, and IAM takes both for one name",
+                field="labels",
+                given=key,
+                hint="Leave one of them out, or give it another name.",
+            )
         if not _LABEL.fullmatch(key) or _TAKEN.match(key):
             raise InvalidField(
-                "expected a name of letters, digits and + - = . , _ : @, at most 128 characters; not Name, and not "
+                "expected a name of letters, digits and + - = . _ : @, at most 128 characters; not Name, and not "
                 "beginning with aws: or skyinfra:, which are taken",
                 field="labels",
                 given=key,
@@ -72,4 +92,4 @@ def permissions() -> dict[str, Any]:
 
 def partition(region: str) -> str:
     """Returns the AWS partition of a region, which has accounts and prices of its own."""
-    return "aws-cn" if region.startswith("cn-") else "aws-us-gov" if region.startswith("us-gov-") else "aws"
+    return next((name for begins, name in _PARTITIONS.items() if region.startswith(begins)), "aws")

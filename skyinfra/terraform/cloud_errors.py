@@ -88,9 +88,12 @@ def _of(address: str) -> tuple[_Known, ...]:
 
 
 def _pattern(codes: Sequence[str]) -> re.Pattern[str] | None:
-    """Returns a pattern for *codes* as cloud SDKs print them: ``api error CODE: ..``, ``CODE: ..``, ``CODE - ..``."""
+    """Returns a pattern for *codes* as cloud SDKs print them: ``api error CODE: ..``, ``CODE: ..``, ``CODE - ..``.
+
+    ``AuthFailure.ServiceLinkedRoleCreationNotPermitted`` is another code than ``AuthFailure``.
+    """
     names = "|".join(map(re.escape, codes))
-    return re.compile(rf"(?<![\w.-])({names})(?=: | - )|(?<=api error )({names})(?!\w)") if codes else None
+    return re.compile(rf"(?<![\w.-])({names})(?=: | - )|(?<=api error )({names})(?!\.?\w)") if codes else None
 
 
 def refusals(diagnostics: Sequence[Diagnostic]) -> tuple[Refusal, ...]:

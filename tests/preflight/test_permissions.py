@@ -88,6 +88,10 @@ def test_other_partitions() -> None:
     found = document(region="cn-north-1", versions={"python": "3.12"})
     assert found["Pass"]["Condition"] == {"StringEquals": {"iam:PassedToService": "ec2.amazonaws.com.cn"}}
     assert found["Bucket"]["Resource"][0] == "arn:aws-cn:s3:::skyinfra-train-*"
+    known = {"us-gov-west-1": "aws-us-gov", "eusc-de-east-1": "aws-eusc", "us-iso-east-1": "aws-iso"}
+    for region, name in {**known, "us-isob-east-1": "aws-iso-b", "us-east-1": "aws"}.items():
+        found = document(region=region, versions={"python": "3.12"})
+        assert found["Bucket"]["Resource"][0] == f"arn:{name}:s3:::skyinfra-train-*"
 
 
 def test_a_state_in_s3() -> None:

@@ -10,6 +10,8 @@ import skyinfra as sky
 from skyinfra.compiler import compile_pool
 from skyinfra.providers import Selection
 
+BLOCK = sky.CapacityBlock(id="cr-0b10c4")
+
 
 def select(accelerator: Any = None, *, aws: dict[str, Any] | None = None, **fields: Any) -> Selection:
     pool = sky.ComputePool(name="p", provider=sky.AWS(**(aws or {})), accelerator=accelerator, **fields)
@@ -133,6 +135,16 @@ def test_efa_takes_every_network_card(machine: str, cards: int, first: str, rest
     assert selected.inputs["placement_group"] is True
 
 
+@pytest.mark.parametrize("capacity", [BLOCK, sky.CapacityReservation(id="cr-1")])
+@pytest.mark.parametrize("way", [{"rdma": True}, {"aws": {"efa": True}}])
+def test_reserved_capacity_has_no_placement_group_unless_it_is_declared(capacity: Any, way: dict[str, Any]) -> None:
+    aws = {**way.get("aws", {}), "capacity": capacity}
+    fields = {"nodes": 2, "rdma": way.get("rdma", False)}
+    plain = select("H100:8", aws=aws, **fields).inputs
+    assert plain["placement_group"] is False and plain["efa_interfaces"]
+    assert select("H100:8", aws={**aws, "placement_group": True}, **fields).inputs["placement_group"] is True
+
+
 @pytest.mark.parametrize(
     ("accelerator", "tag"),
     [
@@ -171,7 +183,16 @@ def test_refusals_say_what_would_work() -> None:
         (sky.InvalidField, "L4", {"instance_types": ["g6.xlage"]}, {}, "provider.instance_types"),
         (sky.NotOffered, "L4", {"instance_types": ["p5.48xlarge"]}, {}, "provider.instance_types"),
         (sky.InvalidField, "L4", {"instance_types": ["g6.xlarge", "g6f.xlarge"]}, {}, "provider.instance_types"),
-        (sky.InvalidField, "H100:8", {"capacity": sky.CapacityBlock(id="cr-1")}, {"spot": True}, "provider.capacity"),
+        (sky.InvalidField, "H100:8", {"capacity": BLOCK}, {"spot": True}, "provider.capacity"),
+        (sky.InvalidField, "H100:8", {"capacity": BLOCK, "group": True}, {}, "provider.group"),
+        (sky.InvalidField, "H100:8", {"capacity": BLOCK}, {"nodes": sky.Range(0, 4), "idle_seconds": 600}, "nodes"),
+        (
+            sky.InvalidField,
+            "H100:8",
+            {"capacity": BLOCK, "instance_types": ["p5.48xlarge", "p5.4xlarge"]},
+            {},
+            "provider.instance_types",
+        ),
         (sky.InvalidField, "H100:8", {"spot_max_price": 9.0}, {}, "provider.spot_max_price"),
         (sky.NotSupported, None, {}, {"max_hourly_cost": 1.0, "spot": True}, "max_hourly_cost"),
         (sky.NotSupported, None, {"instance_types": ["c7i.large"]}, {"max_hourly_cost": 1.0}, "max_hourly_cost"),
@@ -224,6 +245,9 @@ def test_a_network_with_host_bits_is_told_what_was_meant() -> None:
         ({"a b": "x"}, "labels"),
         ({"Name": "x"}, "labels"),
         ({"aws:x": "x"}, "labels"),
+        ({"Skyinfra:pool": "x"}, "labels"),
+        ({"a,b": "x"}, "labels"),
+        ({"Team": "a", "team": "b"}, "labels"),
         ({"team": "a;b"}, "labels[team]"),
         ({f"l{i}": "" for i in range(41)}, "labels"),
     ],
@@ -232,7 +256,7 @@ def test_labels_that_cannot_be_tags(labels: dict[str, str], field: str) -> None:
     assert refused(sky.InvalidField, labels=labels).field == field
 
 
-@pytest.mark.parametrize("region", ["us-gov-west-1", "cn-north-1", "mx-central-1"])
+@pytest.mark.parametrize("region", ["us-gov-west-1", "cn-north-1", "mx-central-1", "eusc-de-east-1"])
 def test_named_types_work_in_regions_whose_prices_are_not_known(region: str) -> None:
     gpu = select("A100-40GB:8", aws={"region": region, "instance_types": ["p4d.24xlarge"]})
     assert gpu.machine_types == ("p4d.24xlarge",) and gpu.hourly_cost is None
@@ -256,7 +280,7 @@ def test_a_named_machine_without_accelerators_is_as_large_as_declared_or_not_kno
 
 def test_machines_without_accelerators_cost_what_is_known_of_their_partition() -> None:
     assert select(aws={"region": "eu-west-1"}).hourly_cost is not None
-    for region in ("us-gov-west-1", "cn-north-1"):
+    for region in ("us-gov-west-1", "cn-north-1", "eusc-de-east-1", "us-iso-east-1", "us-isob-east-1"):
         assert select(aws={"region": region}).hourly_cost is None
 
 

@@ -29,10 +29,7 @@ DENIED = (
     "arn:aws:ec2:us-east-1:123456789012:instance/* because no identity-based policy allows the ec2:RunInstances "
     "action. Encoded authorization failure message: AbCdEf-123_xyz"
 )
-FORBIDDEN = DENIED.replace(
-    "because no identity-based policy allows the ec2:RunInstances action",
-    "with an explicit deny in a service control policy",
-)
+BY_POLICY = "with an explicit deny in a service control policy"
 PROVIDER = 'provider["registry.terraform.io/hashicorp/aws"].us-east-1_research'
 EXPIRED = (
     "Retrieving AWS account details: validating provider credentials: retrieving caller identity from STS: operation "
@@ -70,7 +67,28 @@ GROUP = (
         (WORKER, f"{RUN}RequestLimitExceeded: Request limit exceeded.", sky.CloudThrottled, ["throttles", "Wait"]),
         (WORKER, f"{RUN}Throttling: Rate exceeded", sky.CloudThrottled, ["(Throttling)"]),
         (WORKER, DENIED, sky.CloudPermissionDenied, ["may not do it: ec2:RunInstances (UnauthorizedOperation)"]),
-        (WORKER, FORBIDDEN, sky.CloudPermissionDenied, ["policy of the organization", "ec2:RunInstances", "labels={"]),
+        (
+            WORKER,
+            DENIED.replace("because no identity-based policy allows the ec2:RunInstances action.", f"{BY_POLICY}."),
+            sky.CloudPermissionDenied,
+            ["a policy of the organization denies it: ec2:RunInstances", f"instance/* {BY_POLICY}", "another region"],
+        ),
+        (
+            WORKER,
+            f"{RUN}AuthFailure.ServiceLinkedRoleCreationNotPermitted: The provided credentials do not have permission "
+            "to create the service-linked role for EC2 Spot Instances.",
+            sky.CloudRefused,
+            ["has had no spot instance yet", "create-service-linked-role", "It says: The provided credentials do not"],
+        ),
+        (
+            WORKER,
+            f"{RUN}OptInRequired: In order to use this AWS Marketplace product you need to accept terms and "
+            "subscribe. To do so please visit https://aws.amazon.com/marketplace/pp?sku=x",
+            sky.CloudRefused,
+            ["a product of AWS Marketplace", "It says: In order to use this", "marketplace/pp?sku=x"],
+        ),
+        (WORKER, f"{RUN}OptInRequired: You are not", sky.CloudCredentialsRefused, ["has not enabled the region"]),
+        (PROVIDER, f"{RUN}AuthFailure: AWS was not", sky.CloudCredentialsRefused, ["does not accept the credentials"]),
         (PROVIDER, EXPIRED, sky.CloudCredentialsRefused, ["have expired (ExpiredToken)", "aws sso login"]),
         (WORKER, f"{RUN}RequestExpired: Request has expired.", sky.CloudCredentialsRefused, ["have expired"]),
         (PROVIDER, NONE_FOUND, sky.CloudCredentialsRefused, ["no AWS credentials were found", "aws configure"]),
@@ -102,6 +120,7 @@ def test_known_refusals(address: str, text: str, error: type[sky.CloudRefused], 
     [
         "Reference to undeclared resource",
         "creating EC2 Instance: api error InvalidAMIID.NotFound: The image id does not exist",
+        "creating EC2 Instance: api error AuthFailure.SomethingElse: words",
         # What a program on a node printed is not what a cloud said.
         "local-exec provisioner error\nError running command 'x': exit status 1. Output: AccessDenied: rate exceeded",
         "the variable Throttling is not declared",
@@ -164,6 +183,8 @@ def test_capacity_elsewhere(tmp_path: Path) -> None:
     assert "p5.48xlarge is also offered in" in text and "us-west-2" in text
     text = steps(tmp_path, pool(), of=(WORKER, f"{RUN}Unsupported: {NOT_IN_ZONE}"))
     assert "zones that have it now: us-east-1a, us-east-1b" in text
+    text = steps(tmp_path, pool(), of=(WORKER, NO_CAPACITY.replace("us-east-1b", "eusc-de-east-1b")))
+    assert "zones that have it now: eusc-de-east-1b" in text
     small = sky.ComputePool(name="mig", provider=sky.AWS(), accelerator="L4")
     text = steps(tmp_path, small, of=("module.mig.aws_instance.head", f"{RUN}InsufficientInstanceCapacity: none"))
     assert "Other machines with L4 in us-east-1: g6.2xlarge (L4:1, $0.9776/h)" in text

@@ -61,7 +61,7 @@ def test_everything_that_takes_tags_has_them() -> None:
         "terraform_data",
     }
     for kind, name, body in re.findall(r'^resource "(\w+)" "(\w+)" \{\n(.*?)^\}', text, re.MULTILINE | re.DOTALL):
-        assert kind in without or re.search(r"^  tags += (merge\()?\s*local\.tags", body, re.MULTILINE), (
+        assert kind in without or re.search(r"^  tags += (merge\()?\s*local\.(iam_)?tags", body, re.MULTILINE), (
             f"{kind}.{name}"
         )
 

@@ -38,6 +38,8 @@ ALONE: list[tuple[dict[str, Any], str]] = [
     ({**G6, "ssh_public_key": "my key"}, "ssh_public_key: one line"),
     ({**G6, "labels": {"two words": "x"}}, "labels: names of letters"),
     ({**G6, "labels": {"a/b": "x"}}, "labels: names of letters"),
+    ({**G6, "labels": {"a,b": "x"}}, "labels: names of letters"),
+    ({**G6, "labels": {"Team": "a", "team": "b"}}, "labels: no two names that differ in case alone"),
     ({**G6, "labels": {"aws:x": "x"}}, "which are taken"),
     ({**G6, "labels": {"skyinfra:layout": "x"}}, "which are taken"),
     ({**G6, "labels": {"a": "x!"}}, "labels: values of letters"),
@@ -87,6 +89,10 @@ TOGETHER: list[tuple[dict[str, Any], str]] = [
     (
         {"machine_types": ["g6.xlarge", "g5.xlarge"], "capacity_reservation_id": "cr-1", "zones": ["us-east-1a"]},
         "is for one machine type",
+    ),
+    (
+        {**G6, "group": True, "capacity_block_id": "cr-1", "zones": ["us-east-1a"]},
+        "capacity_block_id: nodes in reserved capacity are instances, and no group",
     ),
     ({**G6, "spot_max_price": 1}, "only spot instances have a maximum price"),
     ({**G6, "node_count": 2, "user_data_worker": ""}, "user_data_worker: needed"),
