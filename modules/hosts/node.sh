@@ -99,7 +99,7 @@ down() {
   for each in $found; do
     rm -f "$units/$each"
   done
-  rm -f "$units/skyinfra-partition.service.d/found.conf"
+  rm -f "$units/skyinfra-partition.service.d/found.conf" /etc/needrestart/conf.d/skyinfra.conf
   rmdir "$units/skyinfra-partition.service.d" 2>/dev/null || true
   systemctl daemon-reload
   systemctl reset-failed 'skyinfra-*' 2>/dev/null || true

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -413,7 +414,7 @@ def test_units_name_the_places_of_a_node() -> None:
     for name, unit in units_of(user_data(aws()).head).items():
         for path in re.findall(r"(?<![\w.])/[\w./-]+", re.sub("^#.*", "", unit, flags=re.MULTILINE)):
             assert path in known or path.startswith(
-                ("/usr/", "/sbin", "/bin", "/sys/fs/cgroup/system.slice/skyinfra-runner.service")
+                ("/usr/", "/sbin", "/bin", "/sys/fs/cgroup/system.slice/skyinfra-runner.service", "/etc/needrestart/")
             ), (name, path)
 
 
@@ -430,6 +431,28 @@ def test_units_are_good(tmp_path: Path) -> None:
         ["systemd-analyze", "verify", "--man=no", *units], capture_output=True, text=True, env=environment, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_update_of_a_library_restarts_no_runner(tmp_path: Path) -> None:
+    """Ubuntu 24.04's needrestart would, and its tasks would end."""
+    unit = units_of(user_data(aws()).head)["skyinfra-runner.service"]
+    [line] = re.findall("^ExecStartPre=(.*)$", unit, flags=re.MULTILINE)
+    # As root, and without it the runner starts as well.
+    assert line.startswith("-+/bin/sh -c ")
+    folder = tmp_path / "conf.d"
+    command = [part.replace("$$", "$").replace("/etc/needrestart", str(tmp_path)) for part in shlex.split(line[2:])]
+    subprocess.run(command, check=True)
+    assert not folder.exists()
+    folder.mkdir()
+    subprocess.run(command, check=True)
+    [said] = folder.iterdir()
+    assert said.name == "skyinfra.conf" and said.stat().st_mode & 0o777 == 0o644
+    assert said.read_text() == "$nrconf{override_rc}->{qr(^skyinfra-)} = 0;\n"
+    if shutil.which("perl"):
+        # As needrestart reads it.
+        read = "our %nrconf; do $ARGV[0]; print grep { 'skyinfra-runner.service' =~ $_ } keys %{$nrconf{override_rc}}"
+        done = subprocess.run(["perl", "-e", read, str(said)], capture_output=True, text=True, check=True)
+        assert done.stdout == "(?^:^skyinfra-)", done.stderr
 
 
 def test_the_runner_is_unprivileged_watched_and_comes_back() -> None:
