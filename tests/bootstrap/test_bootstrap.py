@@ -189,6 +189,35 @@ def test_all_is_written_anew_at_each_boot_until_it_is_on_the_disk(tmp_path: Path
     assert left_after_boot() == [True] * 4
 
 
+def test_an_image_of_a_node_brings_nothing_of_that_nodes_fleet(tmp_path: Path) -> None:
+    """EC2 makes images of machines; what the first boot finds it does not fetch again."""
+    document = yaml.load(user_data(aws()).head, LOADER)
+    others = ["etc/skyinfra/secret", "opt/skyinfra/versions.json"]
+    others += [f"var/lib/skyinfra/{name}.json" for name in ("idle", "drain", "status", "desired-layout")]
+    # The volume with the jobs of the head.
+    kept = ["var/lib/skyinfra-head/jobs/1", "var/lib/skyinfra/jobs/1", "var/lib/skyinfra/kept/1"]
+    instance = tmp_path / "var/lib/cloud/instance"
+    instance.mkdir(parents=True)
+
+    def run(command: list[str]) -> None:
+        subprocess.run([re.sub("/(?=(etc|opt|var)/)", f"{tmp_path}/", part) for part in command], check=True)
+
+    def left_after_boot() -> list[str]:
+        for command in document["bootcmd"]:
+            run(command)
+        return [name for name in (*others, *kept) if (tmp_path / name).exists()]
+
+    for name in (*others, *kept):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert left_after_boot() == kept
+    # The same instance that starts again: what is fetched and kept since stays.
+    for name in others:
+        (tmp_path / name).touch()
+    run(document["runcmd"][-1])
+    assert left_after_boot() == [*others, *kept]
+
+
 def test_a_head_of_an_auto_scaling_group_has_no_slots() -> None:
     made = aws("L4", spot=True, nodes=3, image=sky.Image(pip=["torch"], env={"A": "b"}))
     assert made.head.scheduler_only
