@@ -27,9 +27,13 @@ claim() {
     [ "$(cat "$etc/fleet")" != "$1 $2" ] || return 0
     fail "it is a node of the fleet $(cut -d' ' -f1 "$etc/fleet") already$([ "$1" != "$(cut -d' ' -f1 "$etc/fleet")" ] || echo ', of that name, but of another state'). Destroy that one first."
   fi
-  command -v python3 >/dev/null || fail "there is no python3, with which a node sets itself up: apt-get install python3"
-  python3 -c 'import sys; sys.exit(sys.version_info < (3, 8))' || fail "python3 there is older than 3.8: install a newer one"
+  # The one that the services start.
+  [ -x /usr/bin/python3 ] || fail "there is no python3 in /usr/bin, with which a node sets itself up: apt-get install python3"
+  /usr/bin/python3 -c 'import sys; sys.exit(sys.version_info < (3, 8))' || fail "python3 there is older than 3.8: install a newer one"
   [ -d /run/systemd/system ] || fail "it does not run systemd, which keeps the services of a node: declare sky.Container(host=...) for it"
+  # LoadCredential= of the services is new in it.
+  version=$(systemctl --version | sed -n '1s/[^0-9]*\([0-9][0-9]*\).*/\1/p')
+  [ "${version:-0}" -ge 247 ] || fail "its systemd is ${version:-an unknown one}, and a node needs 247 or later (Ubuntu 22.04, Debian 11, RHEL 9), by which the runner gets the secret"
   for each in "$etc" "$opt" "$var" /var/cache/skyinfra /var/log/skyinfra; do
     [ ! -e "$each" ] || fail "there is $each already, of no fleet that is known there. Remove it where nobody needs it."
   done

@@ -363,6 +363,16 @@ def test_a_host_whose_node_gets_another_name_is_given_back_before_it_is_set_up_a
     assert bed.changes() == {}
 
 
+@clouds(SSH)
+def test_a_host_with_a_systemd_that_is_too_old_is_refused_at_once(bed: Bed, machines: Path) -> None:
+    """Ubuntu 20.04 has 245: its services never start, and the apply would wait for them."""
+    bed.environment["SYSTEMD"] = "245"
+    assert "its systemd is 245, and a node needs 247 or later" in bed.apply(code=1)
+    assert set().union(*done(machines).values()) == {"claim"}
+    bed.environment["SYSTEMD"] = "247"
+    bed.apply()
+
+
 @pytest.mark.slow
 @clouds(SSH)
 def test_hosts_of_a_pool_that_is_not_declared_any_more_are_given_back(bed: Bed, machines: Path) -> None:
