@@ -364,6 +364,28 @@ def test_a_host_whose_node_gets_another_name_is_given_back_before_it_is_set_up_a
 
 
 @clouds(SSH)
+def test_a_machine_that_is_declared_by_two_names_stays_the_node_that_it_is(bed: Bed, machines: Path) -> None:
+    hosts = SSH.inputs["hosts"]
+    head, worker = (machines / each["address"] for each in hosts)
+    head.mkdir()
+    worker.symlink_to(head)
+    assert "it is the node train-192-0-2-1 of this fleet already: the declaration has this machine twice" in bed.apply(
+        code=1
+    )
+    assert node_file(machines, head.name)["node"] == "train-192-0-2-1"
+    # The second name is taken away: the node stays.
+    declare(bed, SSH, hosts=hosts[:1], node_count=1)
+    bed.apply()
+    assert node_file(machines, head.name)["node"] == (head / "etc/skyinfra/node").read_text().strip()
+    # Hosts of an earlier version have no such file.
+    (head / "etc/skyinfra/node").unlink()
+    bed.apply("-replace=module.train.terraform_data.secret")
+    assert (head / "etc/skyinfra/node").read_text() == "train-192-0-2-1\n"
+    bed.destroy()
+    assert not (head / "etc/skyinfra").exists()
+
+
+@clouds(SSH)
 def test_a_host_with_a_systemd_that_is_too_old_is_refused_at_once(bed: Bed, machines: Path) -> None:
     """Ubuntu 20.04 has 245: its services never start, and the apply would wait for them."""
     bed.environment["SYSTEMD"] = "245"
