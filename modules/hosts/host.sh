@@ -105,7 +105,8 @@ node() {
 
 # Ends with what ssh or the program on the machine has said; $1 is how it ended, $2 what to add.
 refused() {
-  said=$(tail -n 3 "$work/error" | tr '\n' ' ')
+  # Of these sudo only warns, and does what it is asked.
+  said=$(grep -Ev "^sudo: (unable to resolve host|setrlimit\()" "$work/error" | tail -n 3 | tr '\n' ' ')
   case $said in
     *"Host key verification failed"*)
       [ "${PATIENCE:-0}" = 0 ] || fail "$HOST does not answer with the host key that this fleet knows: another machine answers, or it has not taken what it was made with. Look at it in the cloud's console; terraform apply -replace makes it anew"
