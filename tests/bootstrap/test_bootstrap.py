@@ -196,6 +196,8 @@ def test_an_image_of_a_node_brings_nothing_of_that_nodes_fleet(tmp_path: Path) -
     others += [f"var/lib/skyinfra/{name}.json" for name in ("idle", "drain", "status", "desired-layout")]
     # The volume with the jobs of the head.
     kept = ["var/lib/skyinfra-head/jobs/1", "var/lib/skyinfra/jobs/1", "var/lib/skyinfra/kept/1"]
+    # What is installed needs not be again.
+    kept.append("var/lib/skyinfra/prepared.json")
     instance = tmp_path / "var/lib/cloud/instance"
     instance.mkdir(parents=True)
 
