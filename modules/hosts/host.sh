@@ -2,10 +2,10 @@
 # One machine, driven by Terraform through `ssh`, whose configuration, agent and known hosts hold.
 # What it needs comes in the environment, so that nothing has to be quoted, and reaches the machine by standard input, so
 # that no list of processes shows it. Of the machine: HOST SSH_USER SSH_PORT HOST_KEY KEY_FILE, and VIA... for the one to
-# go through; of the fleet: FLEET FLEET_ID. HOPS are those to reach VIA through, a line for each. Of a machine that was just made: PATIENCE, the seconds that it may take until it
+# go through; of the fleet: FLEET FLEET_ID, and of claim and down NODE, which it is. HOPS are those to reach VIA through, a line for each. Of a machine that was just made: PATIENCE, the seconds that it may take until it
 # answers; and where nobody can know its host key before the first contact, KNOWN_HOSTS, the file that keeps the key from
 # then on, under the name KNOWN_AS.
-#   host.sh claim        whether it can be a node, and of no other fleet
+#   host.sh claim        whether it can be the node, and of no other fleet, and no other one of this
 #   host.sh deliver      SECRET VERSIONS RUNNER USER_DATA [HEAD_...]   what it is set up with, for root alone
 #   host.sh up           WAIT    set it up, until every slot is ready
 #   host.sh configure    WAIT    put the delivered configuration in place, until every slot is ready
@@ -65,7 +65,7 @@ check_words() {
 
 # What is declared comes before what the configuration of the person says, as ssh takes the first.
 configure_ssh() {
-  check_words "" "" "" "${KNOWN_AS-}" ""
+  check_words "${NODE-}" "" "" "${KNOWN_AS-}" ""
   {
     reached_by "$HOST" "$SSH_USER" "$SSH_PORT" "$HOST_KEY" "$KEY_FILE"
     if [ -n "$VIA" ]; then
@@ -105,7 +105,8 @@ node() {
 
 # Ends with what ssh or the program on the machine has said; $1 is how it ended, $2 what to add.
 refused() {
-  said=$(tail -n 3 "$work/error" | tr '\n' ' ')
+  # Of these sudo only warns, and does what it is asked.
+  said=$(grep -Ev "^sudo: (unable to resolve host|setrlimit\()" "$work/error" | tail -n 3 | tr '\n' ' ')
   case $said in
     *"Host key verification failed"*)
       [ "${PATIENCE:-0}" = 0 ] || fail "$HOST does not answer with the host key that this fleet knows: another machine answers, or it has not taken what it was made with. Look at it in the cloud's console; terraform apply -replace makes it anew"
@@ -123,7 +124,7 @@ refused() {
 # A machine that was just made answers after a while, and at first perhaps with another host key than that which it gets.
 claim() {
   end=$(($(date +%s) + ${PATIENCE:-0}))
-  until node claim "$FLEET" "$FLEET_ID"; do
+  until node claim "$FLEET" "$FLEET_ID" "$NODE"; do
     code=$?
     [ "$code" = 255 ] && [ "$(date +%s)" -lt "$end" ] || refused "$code"
     sleep 3
@@ -221,7 +222,7 @@ down() {
   case ",${SKYINFRA_GONE-}," in
     *",$HOST,"*) exit 0 ;;
   esac
-  node down "$FLEET" "$FLEET_ID" || refused $? "What the fleet has put there stays until it is given back: destroy again once that works. Where the machine is gone for good, leave it as it is with SKYINFRA_GONE=$HOST in the environment."
+  node down "$FLEET" "$FLEET_ID" "$NODE" || refused $? "What the fleet has put there stays until it is given back: destroy again once that works. Where the machine is gone for good, leave it as it is with SKYINFRA_GONE=$HOST in the environment."
 }
 
 configure_ssh

@@ -110,7 +110,7 @@ resource "terraform_data" "node" {
   provisioner "local-exec" {
     when        = destroy
     command     = "sh '${path.module}/host.sh' down"
-    environment = self.input.connection
+    environment = merge(self.input.connection, { NODE = each.key })
   }
 }
 
@@ -134,7 +134,7 @@ resource "terraform_data" "head" {
 
   provisioner "local-exec" {
     command     = "sh '${path.module}/host.sh' claim"
-    environment = local.contact[local.head]
+    environment = merge(local.contact[local.head], { NODE = self.input })
   }
 
   provisioner "local-exec" {
@@ -170,7 +170,7 @@ resource "terraform_data" "worker" {
 
   provisioner "local-exec" {
     command     = "sh '${path.module}/host.sh' claim"
-    environment = local.contact[each.key]
+    environment = merge(local.contact[each.key], { NODE = self.input })
   }
 
   provisioner "local-exec" {

@@ -1,10 +1,10 @@
 #!/bin/sh
 # What root does on a machine that is set up over SSH; host.sh sends it there by standard input.
-#   claim FLEET ID    make it a host of the fleet, where it can be one
-#   up                set it up with what was delivered, anew where it has been set up before
-#   configure         put the delivered configuration of the node in place: the running node takes it over
-#   state             one line: ready, stopped WHY, failed WHY, or what it does
-#   down FLEET ID     give it back as it was found
+#   claim FLEET ID NODE   make it that node of the fleet, where it can be one
+#   up                    set it up with what was delivered, anew where it has been set up before
+#   configure             put the delivered configuration of the node in place: the running node takes it over
+#   state                 one line: ready, stopped WHY, failed WHY, or what it does
+#   down FLEET ID NODE    give it back as it was found
 set -eu
 umask 022
 etc=/etc/skyinfra opt=/opt/skyinfra var=/var/lib/skyinfra run=/run/skyinfra units=/etc/systemd/system
@@ -16,6 +16,11 @@ fail() {
   exit 1
 }
 
+# Which node it is; of one that was set up by an earlier version its configuration says it.
+own() {
+  cat "$etc/node" 2>/dev/null || sed -n 's/.*"node":"\([^"]*\)".*/\1/p' "$etc/node.json" 2>/dev/null || true
+}
+
 services() {
   for each in "$units"/skyinfra-*.service "$units"/skyinfra-*.path; do
     [ ! -f "$each" ] || basename "$each"
@@ -24,18 +29,28 @@ services() {
 
 claim() {
   if [ -e "$etc/fleet" ]; then
-    [ "$(cat "$etc/fleet")" != "$1 $2" ] || return 0
+    if [ "$(cat "$etc/fleet")" = "$1 $2" ]; then
+      own=$(own)
+      [ "${own:-$3}" = "$3" ] || fail "it is the node $own of this fleet already: the declaration has this machine twice. Where the fleet has no $own any more, remove $etc/node and $etc/node.json there."
+      echo "$3" >"$etc/node"
+      return 0
+    fi
     fail "it is a node of the fleet $(cut -d' ' -f1 "$etc/fleet") already$([ "$1" != "$(cut -d' ' -f1 "$etc/fleet")" ] || echo ', of that name, but of another state'). Destroy that one first."
   fi
-  command -v python3 >/dev/null || fail "there is no python3, with which a node sets itself up: apt-get install python3"
-  python3 -c 'import sys; sys.exit(sys.version_info < (3, 8))' || fail "python3 there is older than 3.8: install a newer one"
+  # The one that the services start.
+  [ -x /usr/bin/python3 ] || fail "there is no python3 in /usr/bin, with which a node sets itself up: apt-get install python3"
+  /usr/bin/python3 -c 'import sys; sys.exit(sys.version_info < (3, 8))' || fail "python3 there is older than 3.8: install a newer one"
   [ -d /run/systemd/system ] || fail "it does not run systemd, which keeps the services of a node: declare sky.Container(host=...) for it"
+  # LoadCredential= of the services is new in it.
+  version=$(systemctl --version | sed -n '1s/[^0-9]*\([0-9][0-9]*\).*/\1/p')
+  [ "${version:-0}" -ge 247 ] || fail "its systemd is ${version:-an unknown one}, and a node needs 247 or later (Ubuntu 22.04, Debian 11, RHEL 9), by which the runner gets the secret"
   for each in "$etc" "$opt" "$var" /var/cache/skyinfra /var/log/skyinfra; do
     [ ! -e "$each" ] || fail "there is $each already, of no fleet that is known there. Remove it where nobody needs it."
   done
   mkdir -m 755 "$etc"
   # Two that come at once: one of them makes the file.
   (set -C && echo "$1 $2" >"$etc/fleet") || fail "another fleet has just taken it"
+  echo "$3" >"$etc/node"
   if id skyinfra >/dev/null 2>&1; then touch "$etc/found-user"; fi
 }
 
@@ -87,8 +102,10 @@ print("taking over another configuration" if text and status["config_sha256"] !=
 }
 
 down() {
-  # Of another fleet, or of none any more.
+  # Of another fleet, or of none any more; or another node, by a second name that the declaration had for its machine.
   [ "$(cat "$etc/fleet" 2>/dev/null || true)" = "$1 $2" ] || return 0
+  own=$(own)
+  [ "${own:-$3}" = "$3" ] || return 0
   found=$(services)
   for each in $found; do
     systemctl disable --now "$each" 2>/dev/null || systemctl stop "$each" || true
@@ -99,7 +116,7 @@ down() {
   for each in $found; do
     rm -f "$units/$each"
   done
-  rm -f "$units/skyinfra-partition.service.d/found.conf"
+  rm -f "$units/skyinfra-partition.service.d/found.conf" /etc/needrestart/conf.d/skyinfra.conf
   rmdir "$units/skyinfra-partition.service.d" 2>/dev/null || true
   systemctl daemon-reload
   systemctl reset-failed 'skyinfra-*' 2>/dev/null || true

@@ -40,4 +40,7 @@ INSTANCE_ID = "/var/lib/cloud/data/instance-id"
 _INSTANCE = "/var/lib/cloud/instance"
 WRITTEN = f"{_INSTANCE}/skyinfra-written"
 DONE_ONCE = " ".join(f"{_INSTANCE}/sem/config_{module}" for module in ("write_files", "runcmd", "scripts_user"))
+# What an image that was made of a node brings of the fleet of that one: of the folder drain, desired-layout, idle and
+# status, in as few letters as user data have room for. What was installed stays.
+OTHERS = f"{SECRET} {VERSIONS} {FOLDER}/[dis]*.json"
 USER = "skyinfra"

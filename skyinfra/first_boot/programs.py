@@ -77,16 +77,24 @@ def _until_free(lock: str, wanted: bool) -> None:
 
 
 def no_space(folder: str, said: str = "") -> str | None:
-    """A sentence where the disk of *folder* is full for others than root, or where a program has *said* so."""
+    """A sentence where the disk of *folder* is full for others than root, or where a program has *said* that one is."""
     while not os.path.isdir(folder):  # noqa: PTH112
         folder = os.path.dirname(folder)  # noqa: PTH120
-    found = os.statvfs(folder)
-    free = found.f_bavail * found.f_frsize // 10**6
-    if free >= NEEDED and os.strerror(errno.ENOSPC) not in said:
-        return None
-    needed = "more" if free >= NEEDED else f"{NEEDED} MB"
+    full = os.strerror(errno.ENOSPC) in said
+    if full:
+        # It does not say which.
+        folder = min(folder, "/opt", "/tmp", key=_free)  # noqa: S108
+    free = _free(folder)
+    if free < 0:
+        return f"no inodes left on {folder}: remove files"
     todo = "remove files, or give the node a larger disk (disk_gb)"
-    return f"no space left on {folder}: {free} MB free, {needed} needed: {todo}"
+    return f"no space left on {folder}: {free} MB free, more needed: {todo}" if full or free < NEEDED else None
+
+
+def _free(folder: str) -> int:
+    """MB that others than root have; less than none where there are no inodes. Some file systems count none."""
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize // 10**6 if found.f_favail or not found.f_files else -1
 
 
 def changed_units(venv: str, folder: str) -> dict[str, str]:

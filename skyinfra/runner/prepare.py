@@ -94,7 +94,8 @@ async def _execute(command: Sequence[str], directory: NodeDirectory, variables: 
     process = await asyncio.create_subprocess_exec(
         *command,
         cwd=directory.path,
-        env={**os.environ, **variables},
+        # `user = true` in pip's configuration goes with neither an environment nor --target.
+        env={**os.environ, "PIP_USER": "0", **variables},
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -186,6 +187,37 @@ def test_all_is_written_anew_at_each_boot_until_it_is_on_the_disk(tmp_path: Path
     assert document["runcmd"][0][:2] == ["systemctl", "enable"]
     subprocess.run([part.replace(instance, str(tmp_path)) for part in document["runcmd"][-1]], check=True)
     assert left_after_boot() == [True] * 4
+
+
+def test_an_image_of_a_node_brings_nothing_of_that_nodes_fleet(tmp_path: Path) -> None:
+    """EC2 makes images of machines; what the first boot finds it does not fetch again."""
+    document = yaml.load(user_data(aws()).head, LOADER)
+    others = ["etc/skyinfra/secret", "opt/skyinfra/versions.json"]
+    others += [f"var/lib/skyinfra/{name}.json" for name in ("idle", "drain", "status", "desired-layout")]
+    # The volume with the jobs of the head.
+    kept = ["var/lib/skyinfra-head/jobs/1", "var/lib/skyinfra/jobs/1", "var/lib/skyinfra/kept/1"]
+    # What is installed needs not be again.
+    kept.append("var/lib/skyinfra/prepared.json")
+    instance = tmp_path / "var/lib/cloud/instance"
+    instance.mkdir(parents=True)
+
+    def run(command: list[str]) -> None:
+        subprocess.run([re.sub("/(?=(etc|opt|var)/)", f"{tmp_path}/", part) for part in command], check=True)
+
+    def left_after_boot() -> list[str]:
+        for command in document["bootcmd"]:
+            run(command)
+        return [name for name in (*others, *kept) if (tmp_path / name).exists()]
+
+    for name in (*others, *kept):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert left_after_boot() == kept
+    # The same instance that starts again: what is fetched and kept since stays.
+    for name in others:
+        (tmp_path / name).touch()
+    run(document["runcmd"][-1])
+    assert left_after_boot() == [*others, *kept]
 
 
 def test_a_head_of_an_auto_scaling_group_has_no_slots() -> None:
@@ -413,7 +445,7 @@ def test_units_name_the_places_of_a_node() -> None:
     for name, unit in units_of(user_data(aws()).head).items():
         for path in re.findall(r"(?<![\w.])/[\w./-]+", re.sub("^#.*", "", unit, flags=re.MULTILINE)):
             assert path in known or path.startswith(
-                ("/usr/", "/sbin", "/bin", "/sys/fs/cgroup/system.slice/skyinfra-runner.service")
+                ("/usr/", "/sbin", "/bin", "/sys/fs/cgroup/system.slice/skyinfra-runner.service", "/etc/needrestart/")
             ), (name, path)
 
 
@@ -430,6 +462,28 @@ def test_units_are_good(tmp_path: Path) -> None:
         ["systemd-analyze", "verify", "--man=no", *units], capture_output=True, text=True, env=environment, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_update_of_a_library_restarts_no_runner(tmp_path: Path) -> None:
+    """Ubuntu 24.04's needrestart would, and its tasks would end."""
+    unit = units_of(user_data(aws()).head)["skyinfra-runner.service"]
+    [line] = re.findall("^ExecStartPre=(.*)$", unit, flags=re.MULTILINE)
+    # As root, and without it the runner starts as well.
+    assert line.startswith("-+/bin/sh -c ")
+    folder = tmp_path / "conf.d"
+    command = [part.replace("$$", "$").replace("/etc/needrestart", str(tmp_path)) for part in shlex.split(line[2:])]
+    subprocess.run(command, check=True)
+    assert not folder.exists()
+    folder.mkdir()
+    subprocess.run(command, check=True)
+    [said] = folder.iterdir()
+    assert said.name == "skyinfra.conf" and said.stat().st_mode & 0o777 == 0o644
+    assert said.read_text() == "$nrconf{override_rc}->{qr(^skyinfra-)} = 0;\n"
+    if shutil.which("perl"):
+        # As needrestart reads it.
+        read = "our %nrconf; do $ARGV[0]; print grep { 'skyinfra-runner.service' =~ $_ } keys %{$nrconf{override_rc}}"
+        done = subprocess.run(["perl", "-e", read, str(said)], capture_output=True, text=True, check=True)
+        assert done.stdout == "(?^:^skyinfra-)", done.stderr
 
 
 def test_the_runner_is_unprivileged_watched_and_comes_back() -> None:

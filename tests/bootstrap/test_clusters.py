@@ -6,6 +6,7 @@ tests/integration/test_slurm.py.
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -103,6 +104,12 @@ def test_pods_write_what_was_declared(name: str, tmp_path: Path) -> None:
     assert (tmp_path / "0" / "manifest.json").stat().st_mode & 0o077 == 0
 
 
+def test_the_user_of_a_pod_has_a_name() -> None:
+    """It has no account in the image: `getpass.getuser` and what asks it, as torch.compile does, would fail."""
+    [container] = stateful_set(declared(**POOLS["cpu"]))["spec"]["template"]["spec"]["containers"]
+    assert {"name": "USER", "value": "skyinfra"} in container["env"]
+
+
 CLOUD = sky.AWS(zones=["us-east-1a"])
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "layout": ({"accelerator": "H100:8", "layout": sky.mig.Follow(["7g.80gb"])}, "the node partitions none"),
@@ -176,3 +183,16 @@ def test_the_script_of_the_job_is_one_for_bash(tmp_path: Path) -> None:
         # The program of the nodes stands in it as text.
         (tmp_path / "node").write_text(text.partition("<<'NODE'\n")[2].partition("\nNODE\n")[0])
         subprocess.run(["bash", "-n", str(tmp_path / "node")], check=True)
+
+
+def test_what_a_person_has_set_on_the_login_node_hinders_no_job(tmp_path: Path) -> None:
+    text = clusters.render(declared(**POOLS["cpu"]), "sbatch", wheel=WHEEL)[1]
+    # pip refuses PIP_USER in an environment.
+    assert text.index("\n  export PIP_USER=0\n") < text.index("-m pip install")
+    # A TMPDIR that this node has not.
+    [[begin, made]] = re.findall(r"^(.*unset TMPDIR)\n(node=\$\(mktemp .*)$", text, flags=re.MULTILINE)
+    environment = {**os.environ, "SLURM_JOB_ID": "7", "SLURM_PROCID": "0"}
+    for given in (str(tmp_path), str(tmp_path / "none"), ""):
+        shell = ["bash", "-euc", f'{begin}\n{made}\necho "$node"; rmdir "$node"']
+        done = subprocess.run(shell, env={**environment, "TMPDIR": given}, capture_output=True, text=True, check=True)
+        assert Path(done.stdout.strip()).parent == (tmp_path if given == str(tmp_path) else Path("/tmp"))

@@ -290,7 +290,7 @@ def test_what_a_cloud_says_of_a_machine(programs: Path, name: str, way: str | No
     text = "" if way is None else HOSTILE[way].replace("\0", "\n")
     given = {**HOST, **VIA, "KNOWN_AS": "skyinfra-azure-/subscriptions/1", **({name: text} if way else {})}
     script = Path(sky.__file__).parent.parent / "modules/hosts/host.sh"
-    environment = {**os.environ, **given, "FLEET": "s/p", "FLEET_ID": "1", "PATIENCE": "0"}
+    environment = {**os.environ, **given, "FLEET": "s/p", "FLEET_ID": "1", "NODE": "p-0", "PATIENCE": "0"}
     done = subprocess.run(["sh", str(script), "claim"], env=environment, capture_output=True, text=True, check=False)
     words = programs.read_text()
     assert done.returncode != 0 and not Path("ran").exists()

@@ -12,12 +12,14 @@ import subprocess
 import time
 import tokenize
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from first_boots.boots import OLDEST, PACKAGE, FirstBoot, program, step
 
 from skyinfra import NodeFailed
 from skyinfra.bootstrap.program import modules, stripped
+from skyinfra.first_boot.programs import no_space
 from skyinfra.node.folder import Status
 from skyinfra.protocol.fleet import NodeFailure
 from skyinfra.runner import reports as runner_reports
@@ -125,7 +127,9 @@ def test_a_program_that_finds_the_disk_full_is_told_as_that(tmp_path: Path) -> N
     program(tmp_path / "bin", "apt-get", 'echo "E: write (28: No space left on device)"; exit 100')
     assert boot.run(path=f"{tmp_path / 'bin'}:{os.environ['PATH']}").returncode == 1
     told = json.loads(boot.failure.read_text())
-    assert re.fullmatch(rf"no space left on {boot.status.parent}: \d+ MB free, more needed: .*disk_gb\)", told["error"])
+    # It does not say which disk: the fullest of those that it may have been.
+    folder = f"({boot.status.parent}|/opt|/tmp)"
+    assert re.fullmatch(rf"no space left on {folder}: \d+ MB free, more needed: .*disk_gb\)", told["error"])
     assert told["lines"][-1].endswith("update ended with exit code 100")
 
 
@@ -147,8 +151,33 @@ def test_a_full_disk_is_a_sentence(tmp_path: Path) -> None:
     assert done.returncode == 1 and "Traceback" not in done.stdout + done.stderr
     assert f"{boot.status} cannot be written: No space left on device" in done.stdout
     told = json.loads(boot.failure.read_text())
-    text = f"no space left on {folder}: 0 MB free, 64 MB needed: remove files, or give the node a larger disk (disk_gb)"
-    assert (told["step"], told["error"], told["lines"]) == ("disk", text, [])
+    words = "0 MB free, more needed: remove files, or give the node a larger disk (disk_gb)"
+    assert (told["step"], told["error"], told["lines"]) == ("disk", f"no space left on {folder}: {words}", [])
+
+
+def test_the_disk_that_is_full_is_the_one_that_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = {str(tmp_path): 900, "/opt": 800, "/tmp": 0}
+    inodes = dict.fromkeys(free, (100, 50))
+
+    def statvfs(folder: str) -> SimpleNamespace:
+        files, left = inodes[folder]
+        return SimpleNamespace(f_bavail=free[folder], f_frsize=10**6, f_files=files, f_favail=left)
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
+    # The folder alone is looked at where no program has said that a disk is full.
+    assert no_space(str(tmp_path)) is None
+    said = "E: write (28: No space left on device)"
+    assert (no_space(str(tmp_path), said) or "").startswith("no space left on /tmp: 0 MB free, more needed")
+    free["/tmp"] = 850
+    assert (no_space(str(tmp_path), said) or "").startswith("no space left on /opt: 800 MB free, more needed")
+    # Of many small files; btrfs counts none.
+    inodes |= {str(tmp_path): (100, 0), "/tmp": (0, 0)}
+    assert no_space(str(tmp_path), said) == f"no inodes left on {tmp_path}: remove files"
+    assert no_space(str(tmp_path)) == f"no inodes left on {tmp_path}: remove files"
+    # All on one disk.
+    inodes[str(tmp_path)] = (100, 50)
+    free |= {str(tmp_path): 800, "/tmp": 800}
+    assert (no_space(str(tmp_path), said) or "").startswith(f"no space left on {tmp_path}: 800 MB")
 
 
 def test_what_may_help_is_tried_again(tmp_path: Path) -> None:

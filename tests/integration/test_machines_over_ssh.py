@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -363,6 +365,38 @@ def test_a_host_whose_node_gets_another_name_is_given_back_before_it_is_set_up_a
     assert bed.changes() == {}
 
 
+@clouds(SSH)
+def test_a_machine_that_is_declared_by_two_names_stays_the_node_that_it_is(bed: Bed, machines: Path) -> None:
+    hosts = SSH.inputs["hosts"]
+    head, worker = (machines / each["address"] for each in hosts)
+    head.mkdir()
+    worker.symlink_to(head)
+    assert "it is the node train-192-0-2-1 of this fleet already: the declaration has this machine twice" in bed.apply(
+        code=1
+    )
+    assert node_file(machines, head.name)["node"] == "train-192-0-2-1"
+    # The second name is taken away: the node stays.
+    declare(bed, SSH, hosts=hosts[:1], node_count=1)
+    bed.apply()
+    assert node_file(machines, head.name)["node"] == (head / "etc/skyinfra/node").read_text().strip()
+    # Hosts of an earlier version have no such file.
+    (head / "etc/skyinfra/node").unlink()
+    bed.apply("-replace=module.train.terraform_data.secret")
+    assert (head / "etc/skyinfra/node").read_text() == "train-192-0-2-1\n"
+    bed.destroy()
+    assert not (head / "etc/skyinfra").exists()
+
+
+@clouds(SSH)
+def test_a_host_with_a_systemd_that_is_too_old_is_refused_at_once(bed: Bed, machines: Path) -> None:
+    """Ubuntu 20.04 has 245: its services never start, and the apply would wait for them."""
+    bed.environment["SYSTEMD"] = "245"
+    assert "its systemd is 245, and a node needs 247 or later" in bed.apply(code=1)
+    assert set().union(*done(machines).values()) == {"claim"}
+    bed.environment["SYSTEMD"] = "247"
+    bed.apply()
+
+
 @pytest.mark.slow
 @clouds(SSH)
 def test_hosts_of_a_pool_that_is_not_declared_any_more_are_given_back(bed: Bed, machines: Path) -> None:
@@ -378,6 +412,27 @@ def test_hosts_of_a_pool_that_is_not_declared_any_more_are_given_back(bed: Bed, 
 def _lose(bed: Bed, name: str) -> None:
     [file] = [file for file, each in bed.world.existing("digitalocean_droplet").items() if each["name"] == name]
     (bed.world.folder / file).unlink()
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("sudo: a password is required", "10.0.0.1: the user has no sudo without a password"),
+        ("there is /opt/skyinfra already", "skyinfra: 10.0.0.1: there is /opt/skyinfra already \n"),
+    ],
+)
+def test_what_sudo_only_warns_of_is_no_reason(line: str, words: str, tmp_path: Path) -> None:
+    """A machine whose own name is in no file of names: https://github.com/ansible/ansible/issues/20858."""
+    ssh = tmp_path / "ssh"
+    warning = "sudo: unable to resolve host gpu1: Name or service not known"
+    ssh.write_text(f"#!/bin/sh\nprintf '%s\\n' '{warning}' '{line}' >&2\nexit 1\n")
+    ssh.chmod(0o755)
+    names = ("SSH_USER", "HOST_KEY", "KEY_FILE", "VIA")
+    given = {**dict.fromkeys(names, ""), "HOST": "10.0.0.1", "SSH_PORT": "0", "FLEET": "s/p", "FLEET_ID": "1"}
+    environment = {**os.environ, **given, "NODE": "p-0", "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    script = ROOT / "modules" / "hosts" / "host.sh"
+    done = subprocess.run(["sh", str(script), "claim"], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and words in done.stderr
 
 
 def test_nothing_of_a_module_is_said_twice() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,22 @@ def test_a_failed_installation_is_told_by_the_errors_of_pip_alone(tmp_path: Path
         "ERROR: Could not find a version that satisfies the requirement nosuch==9 (from versions: none)\n"
         "ERROR: No matching distribution found for nosuch==9"
     )
+
+
+def test_what_a_person_has_set_for_pip_hinders_no_installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pip takes no PIP_USER together with --target."""
+    monkeypatch.setenv("PIP_USER", "1")
+    pip = [sys.executable, "-m", "pip", "install", "--no-index", "--dry-run", "--target", str(tmp_path / "packages")]
+    asyncio.run(prepare._execute([*pip, str(_wheel(tmp_path))], _Folder(tmp_path), {}))  # type: ignore[arg-type]
+
+
+def _wheel(folder: Path) -> Path:
+    path = folder / "nothing-1-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as wheel:
+        wheel.writestr("nothing-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: nothing\nVersion: 1\n")
+        wheel.writestr("nothing-1.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr("nothing-1.dist-info/RECORD", "")
+    return path
 
 
 def test_a_failed_command_shows_the_end_of_its_output(tmp_path: Path) -> None:
