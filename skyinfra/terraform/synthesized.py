@@ -79,7 +79,8 @@ class SynthesizedStack:
         """Terraform in the stack's folder, set up where it is not yet, or *anew*.
 
         The versions of the providers are those of the file ``terraform.STACK.lock.hcl`` in the project's folder, which
-        is for version control; it is made where there is none. Raises `TerraformFailed`, `TerraformNotFound`.
+        is for version control; it is made where there is none, and gets providers that are new. Raises
+        `TerraformFailed`, `TerraformNotFound`.
         """
         terraform = self.terraform()
         # A folder of all stacks may be set up for another one.
@@ -96,8 +97,8 @@ class SynthesizedStack:
                 if "s3" in self.backend and "use_lockfile" in error.message:
                     error.hint = _NO_LOCK_FILE
                 raise
-            # Terraform makes none where all providers are its own.
-            if used.exists() and not kept.exists():
+            # Terraform makes none where all providers are its own, and adds those that are new.
+            if used.exists() and not (kept.exists() and kept.read_bytes() == used.read_bytes()):
                 with suppress(OSError):
                     shutil.copyfile(used, kept)
         return terraform

@@ -100,6 +100,27 @@ def test_what_init_prints_is_its_reason(tmp_path: Path) -> None:
         Terraform(tmp_path, (str(file),)).prepare()
 
 
+def test_a_provider_that_is_added_later_is_pinned_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = f"cat {tmp_path}/added >> .terraform.lock.hcl; test ! -e {tmp_path}/fails"
+    monkeypatch.setenv("TERRAFORM_BINARY_NAME", str(program(tmp_path, script)))
+    made, kept = stack(tmp_path), tmp_path / "terraform.s.lock.hcl"
+    (tmp_path / "added").write_text("one\n")
+    made.prepared(anew=True)
+    assert kept.read_text() == "one\n"
+    (tmp_path / "added").write_text("two\n")
+    made.prepared(anew=True)
+    assert kept.read_text() == "one\ntwo\n"
+    # Nothing is written where nothing is new, nor where Terraform refuses.
+    (tmp_path / "added").write_text("")
+    written = kept.stat().st_mtime_ns
+    made.prepared(anew=True)
+    (tmp_path / "added").write_text("three\n")
+    (tmp_path / "fails").touch()
+    with pytest.raises(sky.TerraformFailed):
+        made.prepared(anew=True)
+    assert kept.read_text() == "one\ntwo\n" and kept.stat().st_mtime_ns == written
+
+
 def test_a_terraform_that_knows_no_lock_file_in_a_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = 'Error: Extraneous JSON object property\n\nNo argument or block type is named "use_lockfile".'
     monkeypatch.setenv("TERRAFORM_BINARY_NAME", str(program(tmp_path, f"cat >&2 <<'X'\n{said}\nX\nexit 1")))
