@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
 from terraform_projects.synthesized import synthesized
 
 import skyinfra as sky
+from skyinfra.deploy.apply import carry_out
+from skyinfra.deploy.last_run import last_run
 from skyinfra.deploy.orphans import find_orphans
+from skyinfra.errors import signals
 from skyinfra.terraform.program import Terraform, find_program
 from skyinfra.terraform.project import Project
 from skyinfra.terraform.synthesized import SynthesizedStack
@@ -84,6 +88,72 @@ def test_a_state_in_a_bucket_that_no_stack_owns_is_found_by_the_data_folder(
     (made.folder / ".data").mkdir()
     [orphan] = find_orphans(Project.find(tmp_path), ())
     assert orphan.stack.name == "s" and len(orphan.resources) == 1
+
+
+def interrupting(folder: Path, *commands: str, number: str = "INT") -> Path:
+    """A Terraform that somebody interrupts in each of the *commands*; every plan has a change."""
+    change = {"type": "planned_change", "change": {"action": "create", "resource": {"addr": "module.cpu.t.n"}}}
+    script = f"""
+        if echo {" ".join(commands)} | grep -qw "$1"; then
+            trap "exit 1" INT
+            kill -{number} $PPID
+            while :; do sleep 0.05; done
+        fi
+        case $1 in
+            plan) echo '{json.dumps(change)}'; exit 2;;
+            show) echo '{{}}';;
+        esac
+    """
+    return program(folder, script)
+
+
+@pytest.mark.parametrize(
+    ("number", "ends"), [("INT", KeyboardInterrupt), ("TERM", SystemExit), ("HUP", SystemExit)], ids=str
+)
+def test_an_interruption_of_what_only_reads_ends_the_program(
+    number: str, ends: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not an error: a program that tries again after each error would never end."""
+    made = stack(tmp_path, S3)
+    made.data_folder.mkdir()
+    monkeypatch.chdir(tmp_path)
+    for command in ("state", "output", "init"):
+        monkeypatch.setenv("TERRAFORM_BINARY_NAME", str(interrupting(tmp_path, command, number=number)))
+        if command == "init":  # for what is read then, as the folder is that of all stacks
+            monkeypatch.setenv("TF_DATA_DIR", str(tmp_path))
+        monkeypatch.setattr(signals, "_last", float("-inf"))
+        with pytest.raises(ends) as caught:
+            if command == "state":
+                find_orphans(Project.find(tmp_path), ())
+            else:
+                sky.connect("s")
+        if isinstance(caught.value, SystemExit):
+            assert caught.value.code == 128 + signal.Signals[f"SIG{number}"]
+
+
+@pytest.mark.parametrize(
+    ("command", "destroy", "said"),
+    [
+        ("init", False, "Nothing was changed."),
+        ("plan", True, "Nothing was changed."),
+        (
+            "apply",
+            False,
+            "The state is saved.\nRun `skyinfra deploy s` to go on, or `skyinfra destroy s` to remove what exists.",
+        ),
+        ("apply", True, "The state is saved.\nRun `skyinfra destroy s` to go on."),
+    ],
+)
+def test_an_interruption_says_what_to_run_next(
+    command: str, destroy: bool, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERRAFORM_BINARY_NAME", str(interrupting(tmp_path, command)))
+    made = stack(tmp_path)
+    with pytest.raises(sky.DeployInterrupted) as caught:
+        carry_out(made, destroy=destroy)
+    assert str(caught.value) == f"terraform {command} was interrupted\n{said}" and caught.value.exit_code == 130
+    kept = last_run(made)
+    assert (kept.message if kept else None) == (str(caught.value) if command == "apply" else None)
 
 
 @pytest.mark.parametrize("command", ["outputs", "pull_state"])
