@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import warnings
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from skyinfra.errors.signals import catch, is_first
+
+if TYPE_CHECKING:
+    from skyinfra.errors import SkyinfraError
 
 
 def main() -> None:
@@ -42,6 +47,9 @@ def main() -> None:
             if hasattr(error, "format_message"):  # of typer, or of the click that older ones use
                 _misused(error)
                 sys.exit(getattr(error, "exit_code", 2))
+            if isinstance(error, OSError) and (refused := _of_disk(error)) is not None:
+                _explain(refused)
+                sys.exit(refused.exit_code)
             _explain(error)
             sys.stderr.write("This is a defect of skyinfra. SKYINFRA_DEBUG=1 shows where it happened.\n")
             sys.exit(1)
@@ -50,6 +58,24 @@ def main() -> None:
 def _leave(number: int, _frame: object) -> None:
     if is_first(number):
         raise SystemExit(128 + number)
+
+
+def _of_disk(error: OSError) -> SkyinfraError | None:
+    """Returns what to say where a person's own disk refuses something; None for what skyinfra has to answer for."""
+    from skyinfra.errors import ProjectError
+
+    name = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes | os.PathLike) else None
+    # Without a name, processes and sockets refuse such things as well.
+    if error.errno in (errno.EROFS, errno.ENOSPC, errno.EDQUOT) or (
+        name and error.errno in (errno.EACCES, errno.EPERM)
+    ):
+        return ProjectError(str(error.strerror), field=name)
+    if name is None and error.errno == errno.ENOENT:
+        try:
+            Path.cwd()
+        except FileNotFoundError:
+            return ProjectError(str(error.strerror), field="the current folder", hint="Change into one that exists.")
+    return None
 
 
 def _misused(error: Any) -> None:

@@ -164,6 +164,8 @@ def capacity(
 
     if wait and (buy or again or as_json or within or days != 1):
         raise typer.BadParameter("takes no other option", param_hint="--wait")
+    if buy is not None and as_json:
+        raise typer.BadParameter("lists what is on sale; --buy prints how one is declared", param_hint="--json")
     inputs = _on_aws(fleet)
     name = f"{inputs.stack}/{inputs.pool}"
     if wait:

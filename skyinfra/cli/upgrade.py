@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from threading import Event
 from typing import Annotated
@@ -107,7 +108,8 @@ def scale(
         deploy_stack(known.name, auto_approve=auto_approve, wait=wait, begun=begun.set)
     except BaseException:
         if not begun.is_set():  # nothing was changed
-            _choose(project, key, before)
+            with suppress(OSError):  # of a full disk: this error says why
+                _choose(project, key, before)
         raise
     tables.say(f"{key} has {counted(nodes, 'node')}: {NAME} says so, and belongs into version control.", to_stderr=True)
 

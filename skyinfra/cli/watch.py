@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated
@@ -105,8 +106,9 @@ class _Watching:
                 Seen(since=time.time(), waits=found.seen.waits).write(store, pool)
                 return
         except SkyinfraError:
-            if Seen.read(store, pool).loss is not None:  # it is tried again, not at once
-                Seen(since=time.time(), waits=found.seen.waits, loss="again").write(store, pool)
+            with suppress(OSError, SkyinfraError):  # of the store: this error says what there is to do
+                if Seen.read(store, pool).loss is not None:  # it is tried again, not at once
+                    Seen(since=time.time(), waits=found.seen.waits, loss="again").write(store, pool)
             raise
         self.stack = failover.stack
         wait_for_nodes(self.stack, self.patience)

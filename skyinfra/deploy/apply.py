@@ -17,6 +17,7 @@ from skyinfra.deploy.places import accounts, kept_in_place, refuse_gone, refuse_
 from skyinfra.deploy.reporting import Line, Reporter
 from skyinfra.errors import (
     CloudRefused,
+    DeployInterrupted,
     RunsElsewhere,
     StateLocked,
     StateNotSaved,
@@ -176,6 +177,11 @@ def carry_out(
             try:
                 terraform.apply_plan(plan, reporter)
             except (StateLocked, StateNotSaved):
+                raise
+            except DeployInterrupted as error:
+                instead = "" if destroy else f", or `skyinfra destroy {stack.name}` to remove what exists"
+                last = f"Run `skyinfra {command} {stack.name}` to go on{instead}."
+                error.hint = f"{error.hint}\n{last}" if error.hint else last
                 raise
             except TerraformFailed as error:
                 again = "" if destroy else f", or `skyinfra destroy {stack.name}`"

@@ -6,11 +6,12 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from io import FileIO
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from skyinfra.errors import SkyinfraError
 from skyinfra.terraform.synthesized import SynthesizedStack
@@ -42,8 +43,8 @@ def last_run(stack: SynthesizedStack) -> LastRun | None:
 def recorded(stack: SynthesizedStack, verb: str) -> Iterator[None]:
     """Keeps the failure of the run in the block, also where it is killed; forgets it where the block ends well."""
     began = datetime.now(UTC).isoformat(timespec="seconds")
-    # A cloud's words may name what is nobody else's business.
-    with open(_file(stack), "a", encoding="utf-8", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+    # A cloud's words may name what is nobody else's business. Unbuffered, so that closing it has nothing left to write.
+    with open(_file(stack), "ab", buffering=0, opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
         if not _locked(file, fcntl.LOCK_EX):
             yield  # beside another run, which Terraform lets only one of them do
             return
@@ -51,7 +52,8 @@ def recorded(stack: SynthesizedStack, verb: str) -> Iterator[None]:
         try:
             yield
         except SkyinfraError as error:
-            _write(file, LastRun(verb, began, str(error)))
+            with suppress(OSError):  # the error says where the state is, also on a full disk
+                _write(file, LastRun(verb, began, str(error)))
             raise
         _file(stack).unlink(missing_ok=True)
 
@@ -60,7 +62,7 @@ def _file(stack: SynthesizedStack) -> Path:
     return stack.folder / "last-run.json"
 
 
-def _locked(file: IO[str], how: int) -> bool:
+def _locked(file: IO[Any], how: int) -> bool:
     """Locks *file*; returns False where a run holds it."""
     try:
         fcntl.flock(file, how | fcntl.LOCK_NB)
@@ -69,7 +71,7 @@ def _locked(file: IO[str], how: int) -> bool:
     return True
 
 
-def _write(file: IO[str], run: LastRun) -> None:
+def _write(file: FileIO, run: LastRun) -> None:
+    text = json.dumps({key: value for key, value in asdict(run).items() if key != "running"})
     file.truncate(0)
-    json.dump({key: value for key, value in asdict(run).items() if key != "running"}, file)
-    file.flush()
+    file.write(text.encode())

@@ -189,7 +189,8 @@ class SpotPriceTooLow(CloudRefused):
 
 
 class DeployInterrupted(TerraformError):
-    """A deploy or destroy was interrupted; the message says whether the state is saved, and names the next command.
+    """A deploy or destroy was interrupted; the message says whether the state is saved, and names the next command
+    where something was changed.
 
     Cure: run the command that the message names.
     """

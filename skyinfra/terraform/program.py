@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 import python_terraform
 from python_terraform import IsFlagged
@@ -46,6 +46,15 @@ PROGRAM_VARIABLE = "TERRAFORM_BINARY_NAME"
 _CHANGES = 2
 # What these print holds secrets, also where they fail after a part of it.
 _OF_STATE = ("show", "output", "state pull")
+# These change nothing, so that there is nothing to say where one is interrupted.
+_READING = ("output", "state pull")
+# What to say where one of these is interrupted.
+_AFTER = {
+    "init": "Nothing was changed.",
+    "plan": "Nothing was changed.",
+    "show": "Nothing was changed.",
+    "apply": "The state is saved.",
+}
 
 
 @dataclass(frozen=True)
@@ -143,7 +152,7 @@ class Terraform(python_terraform.Terraform):  # type: ignore[misc]
     """terraform in one working directory. Every method raises `TerraformFailed` with Terraform's own words.
 
     An interruption (Ctrl-C, SIGTERM, SIGHUP) is handed on once, so that Terraform ends the step it is in, saves its
-    state and releases the lock; then `DeployInterrupted` is raised.
+    state and releases the lock; then `DeployInterrupted` is raised. One that only reads ends as by `end_by`.
     """
 
     def __init__(self, working_dir: Path, program: Sequence[str] | None = None) -> None:
@@ -290,6 +299,8 @@ class Terraform(python_terraform.Terraform):  # type: ignore[misc]
         if any(text.startswith("Failed to save state") for _, text in run.errors):
             raise not_saved(run.errors, run.unsaved, self.program, Path(self.working_dir))
         if interrupted:
+            if command in _READING:
+                end_by(interrupted[0])
             raise _interruption(command, interrupted, run.remote)
         if run.code not in (0, _CHANGES if "detailed_exitcode" in options else 0):
             if not run.plain and command not in _OF_STATE:
@@ -298,19 +309,25 @@ class Terraform(python_terraform.Terraform):  # type: ignore[misc]
         return run
 
 
+def end_by(number: int) -> NoReturn:
+    """Raises what ends a program for the signal *number*: no error, after which who asks again would ask again."""
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    raise SystemExit(128 + number)
+
+
 def _interruption(command: str, interrupted: Sequence[int], remote: str | None) -> DeployInterrupted:
     """Returns the error for a Terraform that these signals have interrupted: at the second one it leaves at once."""
-    last = "Run `skyinfra deploy` to go on, or `skyinfra destroy` to remove what exists."
-    message, saved = f"terraform {command} was interrupted", "The state is saved. "
+    message, hint = f"terraform {command} was interrupted", _AFTER.get(command)
     if remote is not None:
-        saved = f"What was begun is still running at {remote}\n"
+        hint = f"What was begun is still running at {remote}"
     elif len(interrupted) > 1 and command == "apply":
         message += (
             " twice, and ended at once: what it was making may exist and be in no state. Look for it in the console of "
             "the cloud"
         )
-        saved = ""
-    error = DeployInterrupted(message, hint=f"{saved}{last}")
+        hint = None
+    error = DeployInterrupted(message, hint=hint)
     error.exit_code = 128 + interrupted[0]
     return error
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from skyinfra.errors import (
+    DeployInterrupted,
     FleetNotDeployed,
     InvalidManifest,
     PoolNotFound,
@@ -20,7 +21,7 @@ from skyinfra.errors import (
 )
 from skyinfra.protocol.manifest import OUTPUT_PREFIX, Manifest
 from skyinfra.terraform.expressions import unfolded
-from skyinfra.terraform.program import Terraform
+from skyinfra.terraform.program import Terraform, end_by
 from skyinfra.terraform.state import (
     Resource,
     keep_private,
@@ -79,7 +80,8 @@ class SynthesizedStack:
         """Terraform in the stack's folder, set up where it is not yet, or *anew*.
 
         The versions of the providers are those of the file ``terraform.STACK.lock.hcl`` in the project's folder, which
-        is for version control; it is made where there is none. Raises `TerraformFailed`, `TerraformNotFound`.
+        is for version control; it is made where there is none, and gets providers that are new. Raises
+        `TerraformFailed`, `TerraformNotFound`.
         """
         terraform = self.terraform()
         # A folder of all stacks may be set up for another one.
@@ -96,8 +98,12 @@ class SynthesizedStack:
                 if "s3" in self.backend and "use_lockfile" in error.message:
                     error.hint = _NO_LOCK_FILE
                 raise
-            # Terraform makes none where all providers are its own.
-            if used.exists() and not kept.exists():
+            except DeployInterrupted as error:
+                if anew:
+                    raise
+                end_by(error.exit_code - 128)  # there is no deploy: something is to be read
+            # Terraform makes none where all providers are its own, and adds those that are new.
+            if used.exists() and not (kept.exists() and kept.read_bytes() == used.read_bytes()):
                 with suppress(OSError):
                     shutil.copyfile(used, kept)
         return terraform

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import json
 import os
@@ -19,7 +20,7 @@ from terraform_projects import synthesized
 from typer.testing import CliRunner
 
 import skyinfra as sky
-from skyinfra import console
+from skyinfra import cli, console
 from skyinfra.cli import init
 from skyinfra.cli.app import app
 from skyinfra.compiler import compile_pool
@@ -249,6 +250,48 @@ def test_yes_has_the_spellings_of_others(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     for option in ("-y", "--yes", "--auto-approve"):
         assert isinstance(invoked("deploy", option).exception, sky.ProjectNotFound)
+
+
+def test_a_removed_folder_is_no_defect(tmp_path: Path) -> None:
+    command = f"mkdir x; cd x; rmdir ../x; exec {sys.executable} -m skyinfra.cli status"
+    done = subprocess.run(
+        ["sh", "-c", command],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": python_path()},
+        text=True,
+        capture_output=True,
+    )
+    assert done.returncode == 1 and "defect" not in done.stderr
+    assert done.stderr == "error: the current folder: No such file or directory\nChange into one that exists.\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (PermissionError(errno.EACCES, "Permission denied", "f"), "f: Permission denied\n"),
+        (OSError(errno.EROFS, "Read-only file system", b"f"), "f: Read-only file system\n"),
+        (OSError(errno.ENOSPC, "No space left on device"), "No space left on device\n"),
+        # Of a process or a socket, and of a file that skyinfra should have.
+        (PermissionError(errno.EPERM, "Operation not permitted"), None),
+        (FileNotFoundError(errno.ENOENT, "No such file or directory"), None),
+        (FileNotFoundError(errno.ENOENT, "No such file or directory", "f"), None),
+    ],
+)
+def test_what_the_disk_of_a_person_refuses_is_no_defect(
+    error: OSError, said: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(**_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("skyinfra.cli.app.app", fail)
+    monkeypatch.setattr("skyinfra.cli.catch", lambda handler: None)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    shown = capsys.readouterr().err
+    assert ended.value.code == 1
+    if said is not None:
+        assert shown == f"error: {said}"
+    assert ("This is a defect of skyinfra" in shown) == (said is None)
 
 
 def test_another_folder(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

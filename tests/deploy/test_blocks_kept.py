@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import resource
+import stat
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +14,7 @@ import pytest
 from terraform_projects.synthesized import document_of
 
 import skyinfra as sky
-from skyinfra.deploy import session
+from skyinfra.deploy import last_run, session
 from skyinfra.deploy.session import Session
 from skyinfra.errors import MissingDependency, ProjectError, StateNotSaved
 from skyinfra.terraform import blocks
@@ -128,6 +131,19 @@ def test_a_state_that_could_not_be_saved_stays_with_its_hint(
         Session(POOL).open()
     assert "state push" in str(refused.value) and "skyinfra destroy session" in str(refused.value)
     assert carried_out == [False]
+
+
+def test_a_disk_that_takes_nothing_does_not_hide_where_a_state_is(tmp_path: Path) -> None:
+    at = written(blocks.folder_of(tmp_path, "session"))
+    stack = read_stack("session", at, at / "cdk.tf.json")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with pytest.raises(StateNotSaved), ExitStack() as after, last_run.recorded(stack, "deploy"):
+        kept = last_run.last_run(stack)
+        after.callback(resource.setrlimit, resource.RLIMIT_FSIZE, before)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+        raise StateNotSaved("the state was not saved", hint="It is in errored.tfstate")
+    assert kept is not None and kept.verb == "deploy" and kept.running
+    assert stat.S_IMODE((at / "last-run.json").stat().st_mode) == 0o600
 
 
 def test_a_destroy_whose_state_could_not_be_saved_keeps_its_hint(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,20 @@ ENDS = [
 @pytest.mark.parametrize("error", ENDS, ids=lambda each: type(each).__name__)
 def test_a_deploy_that_did_not_begin_to_apply_leaves_the_number_of_before(scaled: Any, error: BaseException) -> None:
     assert scaled(error, applies=False) == 2
+
+
+def test_a_full_disk_does_not_hide_why_a_deploy_did_not_begin(scaled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    choose, chosen = upgrade._choose, list[int | None]()
+
+    def full(project: Any, fleet: str, nodes: int | None) -> None:
+        chosen.append(nodes)
+        if len(chosen) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        choose(project, fleet, nodes)
+
+    monkeypatch.setattr(upgrade, "_choose", full)
+    scaled(sky.StateLocked("the state is locked"), applies=False)
+    assert chosen == [3, 2]
 
 
 @pytest.mark.parametrize("error", [*ENDS, sky.ProjectError("cannot be read")], ids=lambda each: type(each).__name__)

@@ -244,6 +244,9 @@ def test_the_command_lists_and_buys(cloud: Cloud, pool: Make, run: Callable[...,
     assert document["blocks"][0]["begins"] == "2027-01-02T11:30:00+00:00"
     # Nobody can be asked, so nothing is bought.
     assert run(wanted, "--buy", "cbo-1").exit_code == 2 and made == []
+    # A program would get sentences.
+    refused = run(wanted, "--buy", "cbo-1", "--yes", "--json")
+    assert refused.exit_code == 2 and made == []
     bought = run(wanted, "--buy", "cbo-1", "--yes")
     assert bought.exit_code == 0 and len(made) == 1
     assert "which is paid now, and which AWS does not take back" in bought.stderr

@@ -139,7 +139,7 @@ def test_an_interrupted_apply_saves_the_state_and_releases_the_lock(tmp_path: Pa
             process.send_signal(number)
         out, _ = process.communicate(timeout=60)
         assert process.returncode == 128 + number
-        assert "skyinfra destroy" in out
+        assert out == "terraform apply was interrupted\nThe state is saved.\n"
     terraform = Terraform(tmp_path)
     with terraform.planned(lambda e: None, destroy=True) as plan:
         assert ("delete", "terraform_data.first") in plan.changes
@@ -159,7 +159,7 @@ def test_only_a_terraform_that_was_interrupted_once_has_saved_its_state(tmp_path
             Plan(tmp_path / "plan"), lambda event: signal.raise_signal(signal.SIGINT)
         )
     said = str(caught.value)
-    assert ("is saved" in said) == (times == 1) and "skyinfra destroy" in said
+    assert ("is saved" in said) == (times == 1)
     # In the message, for the block of a program has a hint of its own.
     assert ("may exist and be in no state" in caught.value.message) == (times == 2)
     assert caught.value.exit_code == 128 + signal.SIGINT

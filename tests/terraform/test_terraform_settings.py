@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
 from terraform_projects.synthesized import synthesized
 
 import skyinfra as sky
+from skyinfra.deploy.apply import carry_out
+from skyinfra.deploy.last_run import last_run
 from skyinfra.deploy.orphans import find_orphans
+from skyinfra.errors import signals
 from skyinfra.terraform.program import Terraform, find_program
 from skyinfra.terraform.project import Project
 from skyinfra.terraform.synthesized import SynthesizedStack
@@ -86,6 +90,72 @@ def test_a_state_in_a_bucket_that_no_stack_owns_is_found_by_the_data_folder(
     assert orphan.stack.name == "s" and len(orphan.resources) == 1
 
 
+def interrupting(folder: Path, *commands: str, number: str = "INT") -> Path:
+    """A Terraform that somebody interrupts in each of the *commands*; every plan has a change."""
+    change = {"type": "planned_change", "change": {"action": "create", "resource": {"addr": "module.cpu.t.n"}}}
+    script = f"""
+        if echo {" ".join(commands)} | grep -qw "$1"; then
+            trap "exit 1" INT
+            kill -{number} $PPID
+            while :; do sleep 0.05; done
+        fi
+        case $1 in
+            plan) echo '{json.dumps(change)}'; exit 2;;
+            show) echo '{{}}';;
+        esac
+    """
+    return program(folder, script)
+
+
+@pytest.mark.parametrize(
+    ("number", "ends"), [("INT", KeyboardInterrupt), ("TERM", SystemExit), ("HUP", SystemExit)], ids=str
+)
+def test_an_interruption_of_what_only_reads_ends_the_program(
+    number: str, ends: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not an error: a program that tries again after each error would never end."""
+    made = stack(tmp_path, S3)
+    made.data_folder.mkdir()
+    monkeypatch.chdir(tmp_path)
+    for command in ("state", "output", "init"):
+        monkeypatch.setenv("TERRAFORM_BINARY_NAME", str(interrupting(tmp_path, command, number=number)))
+        if command == "init":  # for what is read then, as the folder is that of all stacks
+            monkeypatch.setenv("TF_DATA_DIR", str(tmp_path))
+        monkeypatch.setattr(signals, "_last", float("-inf"))
+        with pytest.raises(ends) as caught:
+            if command == "state":
+                find_orphans(Project.find(tmp_path), ())
+            else:
+                sky.connect("s")
+        if isinstance(caught.value, SystemExit):
+            assert caught.value.code == 128 + signal.Signals[f"SIG{number}"]
+
+
+@pytest.mark.parametrize(
+    ("command", "destroy", "said"),
+    [
+        ("init", False, "Nothing was changed."),
+        ("plan", True, "Nothing was changed."),
+        (
+            "apply",
+            False,
+            "The state is saved.\nRun `skyinfra deploy s` to go on, or `skyinfra destroy s` to remove what exists.",
+        ),
+        ("apply", True, "The state is saved.\nRun `skyinfra destroy s` to go on."),
+    ],
+)
+def test_an_interruption_says_what_to_run_next(
+    command: str, destroy: bool, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERRAFORM_BINARY_NAME", str(interrupting(tmp_path, command)))
+    made = stack(tmp_path)
+    with pytest.raises(sky.DeployInterrupted) as caught:
+        carry_out(made, destroy=destroy)
+    assert str(caught.value) == f"terraform {command} was interrupted\n{said}" and caught.value.exit_code == 130
+    kept = last_run(made)
+    assert (kept.message if kept else None) == (str(caught.value) if command == "apply" else None)
+
+
 @pytest.mark.parametrize("command", ["outputs", "pull_state"])
 def test_a_command_that_prints_the_state_and_fails_is_not_quoted(tmp_path: Path, command: str) -> None:
     file = program(tmp_path, """echo '{"password": "s3cret"}'; exit 1""")
@@ -98,6 +168,27 @@ def test_what_init_prints_is_its_reason(tmp_path: Path) -> None:
     file = program(tmp_path, "echo 'the reason'; exit 1")
     with pytest.raises(sky.TerraformFailed, match="the reason"):
         Terraform(tmp_path, (str(file),)).prepare()
+
+
+def test_a_provider_that_is_added_later_is_pinned_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = f"cat {tmp_path}/added >> .terraform.lock.hcl; test ! -e {tmp_path}/fails"
+    monkeypatch.setenv("TERRAFORM_BINARY_NAME", str(program(tmp_path, script)))
+    made, kept = stack(tmp_path), tmp_path / "terraform.s.lock.hcl"
+    (tmp_path / "added").write_text("one\n")
+    made.prepared(anew=True)
+    assert kept.read_text() == "one\n"
+    (tmp_path / "added").write_text("two\n")
+    made.prepared(anew=True)
+    assert kept.read_text() == "one\ntwo\n"
+    # Nothing is written where nothing is new, nor where Terraform refuses.
+    (tmp_path / "added").write_text("")
+    written = kept.stat().st_mtime_ns
+    made.prepared(anew=True)
+    (tmp_path / "added").write_text("three\n")
+    (tmp_path / "fails").touch()
+    with pytest.raises(sky.TerraformFailed):
+        made.prepared(anew=True)
+    assert kept.read_text() == "one\ntwo\n" and kept.stat().st_mtime_ns == written
 
 
 def test_a_terraform_that_knows_no_lock_file_in_a_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
