@@ -22,6 +22,14 @@ def profile(name: str) -> Resources:
     return {"slot": 1, f"profile:{name}": 1}
 
 
+def memory(gb: int) -> Resources:
+    return {"slot": 1, "gpu_memory_mb": gb * 1000}
+
+
+def slot_of(gb: int) -> Resources:
+    return {"slot": 1, "profile:any": 1, "accel:H100": 1, "gpu_memory_mb": gb * 1000}
+
+
 @pytest.mark.parametrize(
     ("waiting", "free", "each", "most", "nodes"),
     [
@@ -37,6 +45,10 @@ def profile(name: str) -> Resources:
         ([{"slot": 1, "gpu_memory_mb": 30_000}], [SMALL], [LARGE, SMALL], 8, 1),
         ([{"slot": 1, "gpu_memory_mb": 50_000}], [], [LARGE, SMALL], 8, 0),
         ([{"slot": 1, "accel:A100": 1}, CPU], [], [LARGE], 8, 1),
+        # Each has the smallest slot that it fits, whichever is asked for first, and wherever that stands on the node.
+        ([memory(10), memory(20), memory(40)], [], [slot_of(20), slot_of(10), slot_of(10), slot_of(40)], 8, 1),
+        ([memory(40), memory(10)], [slot_of(40), slot_of(10)], [LARGE, SMALL], 8, 0),
+        ([memory(10), profile("3g.40gb")], [LARGE, slot_of(80)], [LARGE], 8, 0),
         # One of its own slot or node is helped by no other one.
         ([{"slot": 1, "slot:a/0": 1}, {"slot": 1, "node:a": 1}], [], [CPU], 8, 0),
     ],
