@@ -110,20 +110,22 @@ def coming_slots(config: NodeConfig) -> tuple[InstanceInfo, ...]:
             profile=profile,
             accelerator=None if accelerator is None else accelerator.name,
             gpu=gpu,
-            memory_gb=_memory_gb(config, profile),
+            memory_gb=_memory_gb(config, gpu, profile),
             simulated=config.simulate,
         )
         for index, (kind, gpu, profile) in enumerate(kinds)
     )
 
 
-def _memory_gb(config: NodeConfig, profile: str | None) -> float | None:
+def _memory_gb(config: NodeConfig, gpu: int | None, profile: str | None) -> float | None:
+    """Returns what the slot says of its memory once it is there; that of compute instances is of what they share."""
     accelerator = config.accelerator
-    if accelerator is None or profile is None:
+    if accelerator is None or gpu is None or profile is None:
         return None if accelerator is None else accelerator.memory_gb
-    if accelerator.mig_model is None:
-        return None
-    return float(mig.geometry(accelerator.mig_model).profile(profile).memory_gb)
+    if accelerator.mig_model is not None:
+        return float(mig.geometry(accelerator.mig_model).divided(profile)[0].memory_gb)
+    parts = len(mig.parts(accelerator.per_gpu[gpu]))
+    return None if accelerator.memory_gb is None else round(accelerator.memory_gb / parts, 1)
 
 
 @dataclass

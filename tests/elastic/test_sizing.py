@@ -78,6 +78,18 @@ def test_the_slots_of_a_node_that_comes_are_those_that_it_will_have() -> None:
     assert [(each.kind, each.memory_gb) for each in coming_slots(compile_pool(whole, "demo").head)] == [("gpu", 80)] * 2
 
 
+@pytest.mark.parametrize(
+    ("accelerator", "memory_gb"),
+    [("H100/1c.3g.40gb*3", [13.3] * 3), ("H100/1c.2g.20gb*2+3g.40gb", [10, 10, 40]), ("MI300X/CPX", [24.0] * 8)],
+)
+def test_a_task_can_count_on_the_memory_of_compute_instances_and_of_amd_partitions(
+    accelerator: str, memory_gb: list[float]
+) -> None:
+    pool = sky.ComputePool(provider=sky.Local(simulate=True), accelerator=accelerator, nodes=sky.Range(0, 2))
+    slots = coming_slots(compile_pool(pool, "demo").head)
+    assert [round(each.own_memory_gb or 0, 1) for each in slots] == memory_gb
+
+
 def test_cpu_nodes_have_their_workers() -> None:
     head = NodeConfig(
         1, "demo", "p", "p-0", "local", True, "127.0.0.1:0", cpu_slots=3, scheduler_only=True, max_nodes=2
