@@ -92,7 +92,8 @@ def trace_of(records: Iterable[TaskRecord], geometry: mig.Geometry) -> list[Trac
 
     A task needs the memory that it asked for or used, whichever is more: the high-water and a tenth, but no more than
     its slot had. The compute slices that it kept busy follow from the activity of its slot's multiprocessors, where the
-    GPU tells that. Of a task that was not measured and asks for nothing it is not known what it needs.
+    GPU tells that. Of a task that was not measured and asks for nothing it is not known what it needs. Neither is it of
+    one in a compute instance: the GPU tells what all of its GPU instance use together.
     """
     found = list(records)
     begin = min((record.submitted for record in found), default=0.0)
@@ -116,8 +117,13 @@ def _memory(record: TaskRecord) -> float:
 
 def _peak(record: TaskRecord) -> float:
     """Returns the memory high-water in GB; 0 where it was not measured."""
-    peak = record.figures.memory_peak if record.figures is not None else None
+    peak = record.figures.memory_peak if record.figures is not None and not _shares(record) else None
     return (peak or 0) / 1e9
+
+
+def _shares(record: TaskRecord) -> bool:
+    """Returns whether the slot was a compute instance, whose readings are those of its GPU instance."""
+    return record.slot_profile is not None and mig.gpu_profile(record.slot_profile) != record.slot_profile
 
 
 def _reserved(record: TaskRecord) -> bool:
@@ -127,7 +133,7 @@ def _reserved(record: TaskRecord) -> bool:
 def _compute(record: TaskRecord, geometry: mig.Geometry, sizes: Sizes) -> float:
     """Returns the compute slices that the task kept busy; 0 where that is not known."""
     activity = record.figures.activity.get("sm", 0.0) if record.figures is not None else 0.0
-    if not activity or record.slot_memory_gb is None:
+    if not activity or record.slot_memory_gb is None or _shares(record):
         return 0.0
     name = _named(record.slot_profile, geometry)
     return activity / 100 * (sizes.all if name is None else sizes.slices.get(name, 0))

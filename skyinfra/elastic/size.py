@@ -13,11 +13,13 @@ import json
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from distributed.core import Status
 from distributed.scheduler import WorkerState
 
+from skyinfra import mig
 from skyinfra.elastic.groups import Group, group_of
 from skyinfra.elastic.sizing import Crowd, Resources, Sizing, coming_slots, fits, lacking, lacking_for
 from skyinfra.engine.notifications import STARTS_NONE
@@ -71,6 +73,8 @@ class FleetSize:
         self._sizing = Sizing(0.0)
         self._slots: tuple[InstanceInfo, ...] = ()
         self._each: list[Resources] = []
+        # What the slots of such a node may become, where layouts follow the work.
+        self._may_have: list[Resources] = []
         # Nodes that the head lets go, and when they asked last; those that do not come back, and what asks for several
         # nodes, likewise.
         self._retiring: dict[str, float] = {}
@@ -95,6 +99,9 @@ class FleetSize:
             return
         self._slots = coming_slots(config)
         self._each = [_general(resources_of(slot)) for slot in self._slots]
+        self._may_have = [
+            _general(resources_of(slot)) for other in _with_each_layout(config) for slot in coming_slots(other)
+        ]
         if self._group is None:
             self._group = group_of(config.provider, self._directory, config.pool, self._address, self._nodes)
             self._sizing = _read(self._file, self._group)
@@ -200,8 +207,11 @@ class FleetSize:
         return True
 
     def _waits_for(self, workers: Iterable[WorkerState]) -> bool:
-        """Returns whether something waits that one of *workers* could run: its slot may have closed for it."""
-        return any(fits(wanted, worker.resources) for worker in workers for wanted in self._waiting().values())
+        """Returns whether something waits that one of *workers* could run, whose slot may have closed for it, or a slot
+        of another layout in its place."""
+        slots = [worker.resources for worker in workers]
+        slots += self._may_have if slots else []
+        return _any_fits(self._waiting().values(), slots)
 
     def demand(self, asker: str, nodes: int, resources: dict[str, float], per_node: int) -> None:
         """Notes that *asker*, a gang, waits for so many *nodes* with *per_node* slots that have *resources*."""
@@ -245,6 +255,9 @@ class FleetSize:
             for_crowd = min(room, lacking_for(crowd, there, self._each))
             if for_crowd > need:
                 need, why = for_crowd, f"a gang waits for {counted(crowd.nodes, 'node')}"
+        if not need and not nodes and room and _any_fits(tasks, self._may_have):
+            # Which layout it gets is chosen once it is there.
+            need, why = 1, "a task waits for another layout"
         return need, why
 
     def _waiting(self) -> dict[str, Resources]:
@@ -274,6 +287,25 @@ def _read(file: Path, group: Group) -> Sizing:
     except (OSError, ValueError, KeyError, TypeError, SkyinfraError):
         return made
     return made
+
+
+def _with_each_layout(config: NodeConfig) -> list[NodeConfig]:
+    """Returns *config* with each of the layouts among which those of its GPUs follow the work; [] where none do."""
+    accelerator = config.accelerator
+    if config.follow is None or accelerator is None or accelerator.mig_model is None:
+        return []
+    geometry = mig.geometry(accelerator.mig_model)
+    found = []
+    for among in config.follow.among:
+        layout = mig.resolve(among, geometry, gpus=1)[0]
+        layouts = tuple(layout if declared else () for declared in accelerator.per_gpu)
+        found.append(replace(config, accelerator=replace(accelerator, layouts=layouts)))
+    return found
+
+
+def _any_fits(waiting: Iterable[Resources], slots: Iterable[Resources]) -> bool:
+    kinds = [dict(kind) for kind in {frozenset(wanted.items()) for wanted in waiting}]
+    return any(fits(wanted, slot) for slot in slots for wanted in kinds)
 
 
 def _general(resources: Resources) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from skyinfra import mig
 from skyinfra.errors import counted
 from skyinfra.idle.meter import span
 from skyinfra.protocol.fleet import Lack
-from skyinfra.protocol.instance import InstanceInfo
+from skyinfra.protocol.instance import GPU_MEMORY, InstanceInfo
 from skyinfra.protocol.manifest import SlotKind, slot_kind
 from skyinfra.protocol.nodeconfig import NodeConfig
 
@@ -44,21 +45,35 @@ def lacking(waiting: Iterable[Resources], free: Sequence[Resources], each: Seque
     """Returns how many more nodes, at *most*, the tasks need that wait. *free*: the slots that no task has. *each*: the
     slots of a node that comes. What such a node cannot take counts for nothing."""
     kinds = Counter(frozenset(resources.items()) for resources in waiting)
-    left, nodes, coming = list(free), 0, list[Resources]()
-    for kind, count in sorted(kinds.items(), key=lambda item: sorted(item[0])):
+    # Those that fewest slots take come first, and each has the smallest slot that it fits.
+    left, nodes, coming = sorted(free, key=_memory_mb), 0, list[Resources]()
+    for kind in sorted(kinds, key=lambda kind: _rank(dict(kind))):
         wanted = dict(kind)
-        for _ in range(count):
+        for _ in range(kinds[kind]):
             if _take(wanted, left) or _take(wanted, coming):
                 continue
             if nodes == most or not any(fits(wanted, slot) for slot in each):
                 break
-            nodes, coming = nodes + 1, [*coming, *each]
+            nodes += 1
+            for slot in each:
+                insort(coming, slot, key=_memory_mb)
             _take(wanted, coming)
     return nodes
 
 
+def _memory_mb(resources: Resources) -> float:
+    return resources.get(GPU_MEMORY, 0.0)
+
+
+def _rank(wanted: Resources) -> tuple[bool, float, list[tuple[str, float]]]:
+    named = any(name.startswith(("slot:", "node:", "profile:")) for name in wanted)
+    return not named, -_memory_mb(wanted), sorted(wanted.items())
+
+
 def _take(wanted: Resources, slots: list[Resources]) -> bool:
-    found = next((index for index, slot in enumerate(slots) if fits(wanted, slot)), None)
+    """Takes the first that fits out of *slots*, which are ordered by their memory; False where none does."""
+    first = bisect_left(slots, _memory_mb(wanted), key=_memory_mb)
+    found = next((index for index in range(first, len(slots)) if fits(wanted, slots[index])), None)
     if found is not None:
         del slots[found]
     return found is not None
@@ -95,20 +110,22 @@ def coming_slots(config: NodeConfig) -> tuple[InstanceInfo, ...]:
             profile=profile,
             accelerator=None if accelerator is None else accelerator.name,
             gpu=gpu,
-            memory_gb=_memory_gb(config, profile),
+            memory_gb=_memory_gb(config, gpu, profile),
             simulated=config.simulate,
         )
         for index, (kind, gpu, profile) in enumerate(kinds)
     )
 
 
-def _memory_gb(config: NodeConfig, profile: str | None) -> float | None:
+def _memory_gb(config: NodeConfig, gpu: int | None, profile: str | None) -> float | None:
+    """Returns what the slot says of its memory once it is there; that of compute instances is of what they share."""
     accelerator = config.accelerator
-    if accelerator is None or profile is None:
+    if accelerator is None or gpu is None or profile is None:
         return None if accelerator is None else accelerator.memory_gb
-    if accelerator.mig_model is None:
-        return None
-    return float(mig.geometry(accelerator.mig_model).profile(profile).memory_gb)
+    if accelerator.mig_model is not None:
+        return float(mig.geometry(accelerator.mig_model).divided(profile)[0].memory_gb)
+    parts = len(mig.parts(accelerator.per_gpu[gpu]))
+    return None if accelerator.memory_gb is None else round(accelerator.memory_gb / parts, 1)
 
 
 @dataclass

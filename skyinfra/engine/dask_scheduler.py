@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from distributed.core import Status
 from tornado.iostream import IOStream
 
+from skyinfra.protocol.instance import GPU_MEMORY
+
 if TYPE_CHECKING:
     from distributed import Scheduler
     from distributed.scheduler import WorkerState
@@ -188,11 +190,16 @@ def spread(scheduler: Scheduler, leased: Container[str], held: Container[str] = 
 def _take_from(scheduler: Scheduler, worker: WorkerState, free: set[WorkerState]) -> None:
     for task in [task for task in worker.processing if task not in worker.executing]:
         takers = scheduler.valid_workers(task)
-        found = next(iter(free if takers is None else free & takers), None)
+        # The smallest, as FleetScheduler.worker_objective does.
+        found = min(free if takers is None else free & takers, key=_size, default=None)
         if found is not None:
             free.discard(found)
             # The worker refuses where it has started meanwhile, which the head hears within a second.
             scheduler.extensions["stealing"].move_task_request(task, worker, found)
+
+
+def _size(worker: WorkerState) -> tuple[float, str]:
+    return worker.resources.get(GPU_MEMORY, 0.0), str(worker.name)
 
 
 class Pages:

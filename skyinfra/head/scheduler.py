@@ -29,7 +29,7 @@ from skyinfra.head.tunnel import Forwards, Tunnel
 from skyinfra.idle.use import FleetUse
 from skyinfra.protocol import calls, fleet, rpc, services
 from skyinfra.protocol.fleet import FleetLayout, FleetState, FollowState, NodeFailure, SizeState
-from skyinfra.protocol.instance import SICK_KEY, STARTUP_KEY
+from skyinfra.protocol.instance import GPU_MEMORY, SICK_KEY, STARTUP_KEY
 from skyinfra.protocol.rpc import Handlers
 from skyinfra.worker import execute
 
@@ -185,6 +185,12 @@ class FleetScheduler(Scheduler):  # type: ignore[misc]
         """Returns whether a task runs or waits, a job or a gang is there that has not ended, or a client sends one."""
         tasks = self.queued or self.unrunnable or any(worker.processing for worker in self.workers.values())
         return bool(tasks) or self._leases.any or self.has_jobs()
+
+    def worker_objective(self, ts: Any, ws: Any) -> tuple[Any, ...]:
+        """Dask's order of slots for a task, the least first; of those that would begin it at once, or equally late, the
+        smallest that it fits comes first: a large task would wait for the others."""
+        order = super().worker_objective(ts, ws)
+        return order[0], ws.resources.get(GPU_MEMORY, 0.0), order[-1]
 
     def handle_worker_status_change(self, status: str | Status, worker: Any, stimulus_id: str) -> None:
         """Notes the state of a worker, which gets no task while its slot is sick."""

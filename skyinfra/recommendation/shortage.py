@@ -25,19 +25,20 @@ def advice(shortage: Shortage, slots: Iterable[InstanceInfo]) -> str:
     """
     least, slots = wanted_gb(shortage), list(slots)
     larger = sorted(
-        (slot for slot in slots if (slot.memory_gb or 0) >= least and slot.slot != shortage.slot),
-        key=lambda slot: (slot.memory_gb or 0, slot.profile or "", slot.slot),
+        (slot for slot in slots if (slot.own_memory_gb or 0) >= least and slot.slot != shortage.slot),
+        key=lambda slot: (slot.own_memory_gb or 0, slot.profile or "", slot.slot),
     )
     if larger:
-        kinds = [list(group) for _, group in groupby(larger, key=lambda slot: (slot.profile, slot.memory_gb))]
+        kinds = [list(group) for _, group in groupby(larger, key=lambda slot: (slot.profile, slot.own_memory_gb))]
         shown = "; ".join(
             f"{', '.join(slot.slot for slot in group[:_SHOWN])}{', ...' if len(group) > _SHOWN else ''} "
-            f"({group[0].profile or group[0].accelerator or group[0].kind}, {group[0].memory_gb:g} GB)"
+            f"({group[0].profile or group[0].accelerator or group[0].kind}, "
+            f"{round(group[0].own_memory_gb or 0, 1):g} GB)"
             for group in kinds[:_SHOWN]
         )
         return f"This fleet has larger slots: {shown}. Ask for one: @sky.compute(gpu_memory_gb={least})."
     # A slot of CPUs has none.
-    known = all(slot.memory_gb or slot.accelerator is None for slot in slots)
+    known = all(slot.own_memory_gb or slot.accelerator is None for slot in slots)
     lines = [f"No slot of this fleet {'has' if known else 'is known to have'} {least} GB."]
     profile = _profile(shortage, least)
     if profile is not None:

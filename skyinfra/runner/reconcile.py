@@ -63,17 +63,21 @@ class Reconciler:
     _going: set[Wanted] = field(default_factory=set)
     _touched: set[Wanted] = field(default_factory=set)
     _endpoint: Endpoint | None = None
+    # Why GPUs do not have their layout, while the others have.
+    _failure: PartitionFailed | None = None
     # The last drain, and when what runs then is ended (``time.monotonic``): the clock may jump meanwhile.
     _ends: tuple[Drain, float] | None = None
 
     async def run(self, node: Node) -> bool:
         """Brings the node to what *node* says; False where something else was desired before that was done.
 
-        A change that is refused leaves in service what is there.
+        A change that is refused leaves in service what is there; one that fails on a GPU is made on the others, and
+        the failure is raised after that.
         """
         await self.workers.stop([key for key in self.workers if _is_foreign(key, node)])
         try:
             self._node, self._going, self._touched, self._endpoint = node, set(), set(), None
+            self._failure = None
             await self._choose_places()
             return await self._run()
         except SkyinfraError:
@@ -115,6 +119,8 @@ class Reconciler:
                 brought_up = set(self._going)
             await self.workers.resume(self.workers.draining() - self._going)
             if not self.workers.draining():
+                if self._failure is not None:
+                    raise self._failure
                 return True
             self.phase = "draining"
             if await pause(self.superseded, _POLL_S):
@@ -158,14 +164,18 @@ class Reconciler:
         if touched or (held and not self.partitions):
             self._promise(self.workers.slots, without=touched)
             return touched
-        partitions: Sequence[Partition] | None
-        if isinstance(hardware, RecordedHardware):
-            partitions = await self._made_by_root(hardware)
-        elif self.partitions:
-            partitions = await asyncio.to_thread(hardware.partition, _log_event)
-            self._layouts = config.accelerator.per_gpu if config.accelerator is not None else ()
-        else:
-            partitions = await asyncio.to_thread(hardware.actual)
+        self._failure = None
+        try:
+            partitions = await self._partition(hardware, config)
+        except PartitionFailed as error:
+            found = await asyncio.to_thread(_without_failed, hardware, config)
+            if found is None:
+                raise
+            partitions, failed = found
+            self._failure = error
+            held |= failed
+            made = self._held_back(config, failed).accelerator
+            self._layouts = made.per_gpu if made is not None else ()
         if partitions is None:
             return None
         self.phase = "serving"
@@ -175,6 +185,16 @@ class Reconciler:
             return None
         planned = slots.plan(config, devices, partitions, running=self.workers.slots, held=held)
         return self._start(endpoint, planned)
+
+    async def _partition(self, hardware: Hardware, config: NodeConfig) -> Sequence[Partition] | None:
+        """Returns the partitions of the desired layout; None where something else is desired before they are made."""
+        if isinstance(hardware, RecordedHardware):
+            return await self._made_by_root(hardware)
+        if not self.partitions:
+            return await asyncio.to_thread(hardware.actual)
+        made = await asyncio.to_thread(hardware.partition, _log_event)
+        self._layouts = config.accelerator.per_gpu if config.accelerator is not None else ()
+        return made
 
     async def _made_by_root(self, recorded: RecordedHardware) -> tuple[Partition, ...] | None:
         """Returns the partitions, once root has made them; None where something else is desired before that."""
@@ -224,6 +244,21 @@ class Reconciler:
         desired = enumerate(accelerator.per_gpu)
         layouts = tuple(self._layouts[gpu] if gpu in held else each for gpu, each in desired)
         return replace(config, accelerator=replace(accelerator, layouts=layouts if any(layouts) else ()))
+
+
+def _without_failed(hardware: Hardware, config: NodeConfig) -> tuple[tuple[Partition, ...], set[int | None]] | None:
+    """Returns the partitions that can be used, and the GPUs that do not have their layout; None where none has it."""
+    accelerator = config.accelerator
+    if accelerator is None or accelerator.vendor != "nvidia":
+        return None
+    try:
+        failed: set[int | None] = {step.gpu for step in hardware.plan()}
+    except SkyinfraError:
+        return None
+    partitions = hardware.usable()
+    if partitions is None or not failed or len(failed) == accelerator.count:
+        return None
+    return partitions, failed
 
 
 def _is_foreign(key: Wanted, node: Node) -> bool:

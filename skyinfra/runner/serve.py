@@ -226,11 +226,12 @@ class Service:
         return self._kept
 
     def _take_result(self, applying: asyncio.Task[None]) -> None:
-        """Handles the error of an `_apply`: the first one must succeed, a later one may leave the node as it was."""
+        """Handles the error of an `_apply`: the first one must give slots, a later one may leave the node as it was."""
         error = applying.exception()
         if error is None or error is self._error:
             return
-        if not isinstance(error, SkyinfraError) or self._generation == 0:
+        serves = self._generation > 0 or (isinstance(error, PartitionFailed) and self._workers.slots)
+        if not isinstance(error, SkyinfraError) or not serves:
             raise error
         if str(error) != str(self._error):
             logger.error("%s: %s", type(error).__name__, error)

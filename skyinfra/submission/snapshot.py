@@ -139,13 +139,23 @@ class Snapshot:
 
     def possible(self, target: Target) -> int:
         """The number of slots for *target* that layouts, or a number of nodes, which follow the work can give."""
-        if (size := self.state.size if self.state is not None else None) is not None:
-            coming = sum(target.takes(slot) for slot in size.slots)
-            return 0 if target.slot or target.node else coming * size.most
+        size = self.state.size if self.state is not None else None
         follow_state = self.state.follow if self.state is not None else None
-        if follow_state is None or target.slot or not (target.profile or target.memory_gb):
+        if target.slot:
             return 0
-        return follow_state.most(profile=target.profile, memory_gb=target.memory_gb, node=target.node)
+        follows = follow_state is not None and bool(target.profile or target.memory_gb)
+        coming = 0
+        if size is not None and not target.node:
+            # Partitions of nodes that come may be those of any layout, and are counted below.
+            slots = [slot for slot in size.slots if not (follows and slot.profile)]
+            coming = size.most * sum(target.takes(slot) for slot in slots)
+            if follow_state is not None:
+                having = [slot for slot in size.slots if target.accelerator in (None, slot.accelerator)]
+                gpus = {slot.gpu for slot in having if slot.profile}
+                follow_state = replace(follow_state, gpus={size.slots[0].node: len(gpus) * size.most} if gpus else {})
+        if follow_state is None or not follows:
+            return coming
+        return coming + follow_state.most(profile=target.profile, memory_gb=target.memory_gb, node=target.node)
 
     def failures(self, target: Target) -> list[str]:
         """Returns a sentence for each node of *target* that could not be set up, or is sick."""

@@ -12,7 +12,7 @@ import pytest
 import skyinfra as sky
 from skyinfra.client import lookup, open_pool
 from skyinfra.mig import Follow
-from skyinfra.protocol.fleet import STATE_VERSION, FleetState, FollowState
+from skyinfra.protocol.fleet import STATE_VERSION, FleetState, FollowState, SizeState
 from skyinfra.protocol.instance import GPU_MEMORY, InstanceInfo
 from skyinfra.protocol.manifest import Endpoint, Manifest, ManifestNode, ManifestSlot
 from skyinfra.submission.snapshot import ANYWHERE, Snapshot, Target
@@ -156,6 +156,29 @@ def test_what_layouts_that_follow_the_work_can_give_is_waited_for():
     ]:
         assert (now.prospect(target), now.possible(target)) == (prospect, possible), target
     assert FleetState.read(now.state.to_json()) == now.state
+
+
+def test_what_nodes_that_come_can_give_with_any_layout_is_waited_for():
+    coming = [
+        InstanceInfo("p", i, f"p/{i}", "partition", "s/p", "1g.10gb", "H100", i // 7, memory_gb=10) for i in (0, 7)
+    ]
+    whole = InstanceInfo("p", 2, "p/2", "gpu", "s/p", accelerator="H100", gpu=2, memory_gb=80)
+    size = SizeState(0, 4, 1, 1, 0.0, "", slots=(*coming, whole))
+    follow_state = FollowState(Follow(["1g.10gb*7", "3g.40gb*2"]), "h100_80gb", {"n1": 2})
+    state = dataclasses.replace(told(), follow=follow_state, size=size)
+    for target, prospect, possible in [
+        (Target(profile="1g.10gb"), "coming", 56),
+        (Target(profile="3g.40gb"), "coming", 16),
+        (Target(profile="3g.40gb", accelerator="A100"), "missing", 0),
+        (Target(profile="3g.40gb", node="n1"), "coming", 4),
+        (Target(profile="7g.80gb"), "missing", 0),
+        (Target(memory_gb=11), "coming", 4 + 16),
+        (Target(memory_gb=41), "coming", 4),
+        (Target(slot="n1/9"), "missing", 0),
+        (ANYWHERE, "coming", 12),
+    ]:
+        found = Snapshot((), state=state)
+        assert (found.prospect(target), found.possible(target)) == (prospect, possible), target
 
 
 def where() -> str:

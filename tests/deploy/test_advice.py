@@ -56,6 +56,16 @@ def test_the_slices_that_a_task_keeps_busy() -> None:
     assert traced(record(figures=busy, slot_memory_gb=None)).compute == 0.0, "nobody knows where it ran"
 
 
+def test_of_a_compute_instance_it_is_not_known_what_its_task_used() -> None:
+    # The device tells what all tasks in the GPU instance use together.
+    busy = Figures(30, 58.0, 36 * GB, activity={"sm": 50.0})
+    shared = record(figures=busy, slot_profile="1c.3g.40gb", slot_memory_gb=40.0)
+    assert (traced(shared).memory_gb, traced(shared).compute) == (0.0, 0.0)
+    assert traced(replace(shared, memory_gb=12.0)).memory_gb == 12.0, "what it asks for"
+    found = advice.advice_of("s/p", [record(i) for i in range(40)] + [shared], Accelerator.parse("H100:1"), nodes=1)
+    assert (found.measured, found.reserved, found.advice.unknown) == (40, 0, 1)
+
+
 def test_the_advice_for_a_fleet() -> None:
     records = [record(i, every=5) for i in range(40)] + [record(40, every=5, figures=None)]
     records += [record(41, every=5, slot_memory_gb=40.0, slot_profile="3g.40gb", figures=Figures(30, 58.0, 39 * GB))]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,9 +15,10 @@ from distributed.core import Status
 from skyinfra.elastic import size
 from skyinfra.elastic.size import FleetSize
 from skyinfra.idle.use import FleetUse
+from skyinfra.mig import Follow, Placement
 from skyinfra.node.folder import NodeDirectory
 from skyinfra.protocol.fleet import NodeFailure
-from skyinfra.protocol.nodeconfig import NodeConfig
+from skyinfra.protocol.nodeconfig import NodeAccelerator, NodeConfig
 
 
 @dataclass
@@ -220,6 +221,37 @@ def test_work_asks_for_nodes_and_at_most_for_so_many(world: World) -> None:
     world.look()
     world.look()
     assert world.place.asked == [4] and world.scheduler.size_state.why == "20 tasks wait for a slot"
+
+
+def test_a_task_that_only_another_layout_takes_asks_for_a_node_and_keeps_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path, monkeypatch)
+    small = tuple(Placement("1g.10gb", start, 1) for start in range(7))
+    world.config = replace(
+        world.config,
+        cpu_slots=0,
+        accelerator=NodeAccelerator("H100", "nvidia", 2, 80.0, "h100_80gb", (small, ())),
+        follow=Follow(["1g.10gb*7", "3g.40gb*2"]),
+    )
+    world.start()
+    # No layout has it.
+    world.scheduler.unrunnable = [SimpleNamespace(key="no", resource_restrictions={"slot": 1, "profile:7g.80gb": 1})]
+    for _ in range(3):
+        world.look()
+    assert world.place.asked == []
+    world.scheduler.unrunnable = [
+        SimpleNamespace(key=key, resource_restrictions={"slot": 1, "profile:3g.40gb": 1}) for key in "ab"
+    ]
+    for _ in range(3):
+        world.look()
+    assert world.place.asked == [1] and world.scheduler.size_state.why == "a task waits for another layout"
+    world.node("n")
+    world.look()
+    assert world.scheduler.size_state.wanted == 1 and not world.head.retire("n", False)
+    world.scheduler.unrunnable = []
+    world.look()
+    assert world.head.retire("n", False)
 
 
 def test_a_job_that_waits_asks_for_a_node_and_keeps_those_that_could_run_it(world: World) -> None:

@@ -22,6 +22,14 @@ def profile(name: str) -> Resources:
     return {"slot": 1, f"profile:{name}": 1}
 
 
+def memory(gb: int) -> Resources:
+    return {"slot": 1, "gpu_memory_mb": gb * 1000}
+
+
+def slot_of(gb: int) -> Resources:
+    return {"slot": 1, "profile:any": 1, "accel:H100": 1, "gpu_memory_mb": gb * 1000}
+
+
 @pytest.mark.parametrize(
     ("waiting", "free", "each", "most", "nodes"),
     [
@@ -37,6 +45,10 @@ def profile(name: str) -> Resources:
         ([{"slot": 1, "gpu_memory_mb": 30_000}], [SMALL], [LARGE, SMALL], 8, 1),
         ([{"slot": 1, "gpu_memory_mb": 50_000}], [], [LARGE, SMALL], 8, 0),
         ([{"slot": 1, "accel:A100": 1}, CPU], [], [LARGE], 8, 1),
+        # Each has the smallest slot that it fits, whichever is asked for first, and wherever that stands on the node.
+        ([memory(10), memory(20), memory(40)], [], [slot_of(20), slot_of(10), slot_of(10), slot_of(40)], 8, 1),
+        ([memory(40), memory(10)], [slot_of(40), slot_of(10)], [LARGE, SMALL], 8, 0),
+        ([memory(10), profile("3g.40gb")], [LARGE, slot_of(80)], [LARGE], 8, 0),
         # One of its own slot or node is helped by no other one.
         ([{"slot": 1, "slot:a/0": 1}, {"slot": 1, "node:a": 1}], [], [CPU], 8, 0),
     ],
@@ -64,6 +76,18 @@ def test_the_slots_of_a_node_that_comes_are_those_that_it_will_have() -> None:
     assert fits({"slot": 1, "profile:3g.40gb": 1, "accel:H100": 1, "gpu_memory_mb": 40_000}, large)
     whole = sky.ComputePool(provider=sky.Local(simulate=True), accelerator="A100:2", nodes=sky.Range(0, 2))
     assert [(each.kind, each.memory_gb) for each in coming_slots(compile_pool(whole, "demo").head)] == [("gpu", 80)] * 2
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "memory_gb"),
+    [("H100/1c.3g.40gb*3", [13.3] * 3), ("H100/1c.2g.20gb*2+3g.40gb", [10, 10, 40]), ("MI300X/CPX", [24.0] * 8)],
+)
+def test_a_task_can_count_on_the_memory_of_compute_instances_and_of_amd_partitions(
+    accelerator: str, memory_gb: list[float]
+) -> None:
+    pool = sky.ComputePool(provider=sky.Local(simulate=True), accelerator=accelerator, nodes=sky.Range(0, 2))
+    slots = coming_slots(compile_pool(pool, "demo").head)
+    assert [round(each.own_memory_gb or 0, 1) for each in slots] == memory_gb
 
 
 def test_cpu_nodes_have_their_workers() -> None:

@@ -65,6 +65,7 @@ def test_what_root_could_not_do_is_the_nodes_status_until_it_can(make_node: Make
         status = until(lambda: (s := node.directory.status()) and s.state == "failed" and s, "the node failed")
         assert status.error is not None
         assert "is used by 4343" in status.error[1]
+        assert [slot.gpu for slot in status.slots] == [0], "the GPU that has its layout serves"
 
 
 async def made_after_a_reminder(node: RunningNode) -> tuple[Partition, ...] | None:

@@ -12,11 +12,20 @@ from distributed.core import Status
 from local_fleets.client_fixtures import Fleet, eventually
 
 from skyinfra.client import Pool, open_pool
+from skyinfra.engine.dask_scheduler import spread
 from skyinfra.head.execution import Execution
+from skyinfra.protocol.instance import GPU_MEMORY
+from skyinfra.tasks import Task
 
 # From then on, the slots with shorter tasks are idle to Dask, whatever waits behind them.
 LONG_S = 4.0
 PATIENCE_S = 60.0
+
+
+class Slot(SimpleNamespace):
+    """A worker as its scheduler has it, in sets."""
+
+    __hash__ = object.__hash__
 
 
 def hold(path: str) -> str:
@@ -32,6 +41,10 @@ def sometimes(path: str | None) -> str | None:
 
 def other(path: str) -> str:
     return hold(path)
+
+
+def busy(pool: Pool) -> list[str]:
+    return [slot for slot, tasks in pool.running().items() if tasks]
 
 
 def sent(pool: Pool) -> int:
@@ -83,6 +96,56 @@ def test_a_task_leaves_a_slot_with_a_long_one_for_a_free_slot(
     for path in paths:
         Path(path).touch()
     assert [future.result(timeout=PATIENCE_S) for future in (long, *others)] == paths
+
+
+def test_small_tasks_leave_the_large_slots_to_large_ones(tmp_path: Path) -> None:
+    made = Fleet(tmp_path, nodes=("n0",), slots=4, memory=[40, 40, 40, 10])
+    paths = [str(tmp_path / name) for name in ("small", "one", "two", "three")]
+    try:
+        with open_pool(made.manifest) as pool:
+            eventually(lambda: len(pool.slots()) == 4)
+            small = pool.submit(Task(hold, (paths[0],)).options(gpu_memory_gb=10))
+            eventually(lambda: busy(pool) == ["n0/3"])
+            large = [pool.submit(Task(hold, (path,)).options(gpu_memory_gb=40)) for path in paths[1:]]
+            eventually(lambda: len(busy(pool)) == 4)
+            for path in paths:
+                Path(path).touch()
+            assert [future.result(timeout=PATIENCE_S) for future in (small, *large)] == paths
+    finally:
+        made.close()
+
+
+def test_a_task_that_waits_behind_another_one_gets_the_smallest_slot_that_is_free() -> None:
+    def slot(name: str, gb: int, *tasks: str) -> Slot:
+        return Slot(
+            name=name,
+            address=name,
+            status=Status.running,
+            nthreads=1,
+            processing=dict.fromkeys(tasks),
+            executing=tasks[:1],
+            resources={GPU_MEMORY: gb * 1000.0},
+        )
+
+    moved: list[tuple[str, str]] = []
+    _, *free = slots = [
+        slot("n/0", 10, "runs", "one", "two", "three"),
+        slot("n/1", 40),
+        slot("n/2", 20),
+        slot("n/4", 10),
+        slot("n/3", 10),
+    ]
+    stealing = SimpleNamespace(move_task_request=lambda task, _, to: moved.append((task, to.name)))
+    for takers in (None, set(free)):
+        moved.clear()
+        scheduler = SimpleNamespace(
+            running=set(slots),
+            workers={each.name: each for each in slots},
+            extensions={"stealing": stealing},
+            valid_workers=lambda _, takers=takers: takers,
+        )
+        spread(scheduler, ())  # type: ignore[arg-type]
+        assert moved == [("one", "n/3"), ("two", "n/4"), ("three", "n/2")]
 
 
 def test_the_slots_of_a_fleet_and_those_that_take_no_others() -> None:

@@ -30,6 +30,16 @@ def test_the_smallest_slots_of_the_fleet_that_have_room() -> None:
     )
 
 
+def test_a_compute_instance_has_its_part_of_what_it_shares() -> None:
+    # Such a slot would not take the task that is advised to ask for 14 GB.
+    assert advice(SHORT, [slot(0, "1g.10gb", 10), slot(1, "1c.3g.40gb", 40)]).startswith(
+        "No slot of this fleet has 14 GB."
+    )
+    assert advice(SHORT, [slot(0, "1g.10gb", 10), slot(1, "2c.3g.40gb", 40)]).startswith(
+        "This fleet has larger slots: n0/1 (2c.3g.40gb, 26.7 GB)."
+    )
+
+
 def test_else_a_larger_profile_and_an_offer() -> None:
     cpu = InstanceInfo("n0", 2, "n0/2", "cpu", "s/p")
     said = advice(SHORT, [slot(0, "1g.10gb", 10), cpu])

@@ -286,3 +286,53 @@ def test_the_runner_ends_at_once_while_it_drains(make_node: MakeNode, gate: Make
     assert "Traceback" not in node.directory.log_file.read_text()
     # What was desired when it ended is what the next one makes.
     assert [slot.profile for slot in node.boot().slots] == ["2g.20gb"] * 3
+
+
+REFUSES = """
+import sys
+from pathlib import Path
+
+if "skyinfra.runner" in sys.orig_argv:
+    import pynvml
+    from skyinfra.gpu.simulated.driver import SimulatedDriver
+
+    made = SimulatedDriver.nvmlDeviceCreateGpuInstanceWithPlacement
+
+    def refuse(self, device, profile, placement):
+        if Path(FILE).exists() and self.nvmlDeviceGetUUID(device) == self.nvmlDeviceGetUUID(
+            self.nvmlDeviceGetHandleByIndex(1)
+        ):
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN)
+        return made(self, device, profile, placement)
+
+    SimulatedDriver.nvmlDeviceCreateGpuInstanceWithPlacement = refuse
+"""
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["boot", "change"])
+def test_a_gpu_that_fails_leaves_the_others_their_slots(
+    make_node: MakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: bool
+) -> None:
+    refused, patched = tmp_path / "refused", tmp_path / "patched"
+    patched.mkdir()
+    (patched / "sitecustomize.py").write_text(REFUSES.replace("FILE", repr(str(refused))))
+    monkeypatch.setenv("PYTHONPATH", f"{patched}:{os.environ.get('PYTHONPATH', '')}")
+    node = make_node(accelerator=h100(BIG, BIG) if not first else h100(SMALL, SMALL))
+    if first:
+        refused.touch()
+    with node.foreground("boot") as process:
+        if not first:
+            node.until("ready")
+            refused.touch()
+            node.configure(accelerator=h100(SMALL, SMALL))
+            process.send_signal(signal.SIGHUP)
+        status = node.until("failed")
+        assert status.error is not None and "GPU 1" in status.error[1]
+        with node.pool() as pool:
+            until(lambda: len(on(pool, 0)) == 3, "the other GPU has its slots")
+            assert on(pool, 1) == []
+            pids = pool.broadcast(Task(os.getpid), slots=on(pool, 0))
+            refused.unlink()
+            assert len(node.until("ready").slots) == 6
+            until(lambda: len(on(pool, 1)) == 3, "the GPU has its slots once it can")
+            assert pool.broadcast(Task(os.getpid), slots=on(pool, 0)) == pids, "those of the other GPU went on"
