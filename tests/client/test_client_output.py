@@ -171,6 +171,46 @@ def test_nothing_is_printed_where_nobody_wants_it(fleet, tmp_path, capfd):
     assert capfd.readouterr().out == ""
 
 
+def test_a_terminal_that_takes_no_output_does_not_hold_the_connection(monkeypatch):
+    read, write = os.pipe()
+    monkeypatch.setattr(watching, "_STUCK_S", 0.1)
+    watcher = Watcher(True, progress=False)
+    with os.fdopen(read, "r") as reader, os.fdopen(write, "w") as writer:
+        monkeypatch.setattr(sys, "stdout", writer)
+        began = time.monotonic()
+        for _ in range(3):
+            watcher.handle("output", "k", ("n0/0", "f", ["x" * 70_000]))
+        assert time.monotonic() - began < 5
+        assert reader.readline() == f"n0/0 | {'x' * 70_000}\n"
+        assert reader.readline() == "[2 lines left out here: nobody took them]\n"
+        watcher.handle("output", "k", ("n0/0", "f", ["next"]))
+        assert reader.readline() == "n0/0 | next\n"
+        watching._stdout.settle()
+
+
+_UNREAD = """
+import sys
+from skyinfra.submission import watching
+watching._STUCK_S = 0.1
+watcher = watching.Watcher(True, progress=False)
+for name in ("first", "second"):
+    watcher.handle("output", "k", ("n0/0", "f", [name + "x" * 100_000]))
+sys.stderr.write("the end\\n")
+"""
+
+
+def test_what_nobody_has_read_at_the_end_of_the_program_is_not_lost():
+    """As with ``| less``, where the program waits for its reader."""
+    with subprocess.Popen(
+        [sys.executable, "-c", _UNREAD], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr.readline() == "the end\n"
+        time.sleep(0.5)
+        first, said = process.stdout.read().splitlines()
+        assert (first, said) == (f"n0/0 | first{'x' * 100_000}", "[1 line left out here: nobody took them]")
+        assert (process.wait(60), process.stderr.read()) == (0, "")
+
+
 def test_progress_outside_of_a_task_is_nothing():
     assert sky.progress(1, 2) is None
 
