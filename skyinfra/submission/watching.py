@@ -14,6 +14,7 @@ import queue
 import sys
 import threading
 import time
+import traceback
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -148,6 +149,8 @@ class Watcher:
         # The lines of the last message of each task.
         self._got: dict[str, list[str]] = {}
         self._warned = False
+        # Whether an exception of `output=` was said.
+        self._failed = False
 
     def warn_of_end(self, fleet: str, stops: dict[str, str]) -> None:
         """Says once on the standard error that nodes of *fleet* end themselves soon; again where that was put off."""
@@ -225,7 +228,10 @@ class Watcher:
     def _show_lines(self, slot: str, lines: list[str]) -> None:
         if self._output is not None:
             for line in lines:
-                self._output(slot, line)
+                try:
+                    self._output(slot, line)
+                except Exception:  # noqa: BLE001 - of the user's function: no task fails for it
+                    self._say_failed(slot)
             return
         text = "".join(f"{slot} | {line}\n" for line in lines)
         with self._lock:
@@ -235,6 +241,13 @@ class Watcher:
             _stderr.write(bars.print, text)
         else:
             _stdout.write(partial(write_output, sys.stdout), text)
+
+    def _say_failed(self, slot: str) -> None:
+        """Says the exception of the user's function that is being handled: the first one, others are as it is."""
+        if not self._failed:
+            self._failed = True
+            text = f"output= raised an exception for a line of {slot}:\n{traceback.format_exc()}"
+            _say(printable(text, None))
 
     def _step(self, key: str, name: str, done: float, total: float | None, note: str) -> None:
         described = f"{name} {note}".rstrip()

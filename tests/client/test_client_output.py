@@ -46,6 +46,14 @@ def step(total: int) -> int:
 
 
 @sky.compute
+def step_and_speak(total: int) -> int:
+    for number in range(total):
+        print(number, flush=True)
+        time.sleep(0.2)
+    return total
+
+
+@sky.compute
 def speak_on_a_full_disk() -> int:
     with contextlib.suppress(OSError), open("full", "wb", buffering=0) as file:  # noqa: PTH123 - a task's code
         while file.write(b"x" * 4096):
@@ -209,6 +217,14 @@ def test_what_nobody_has_read_at_the_end_of_the_program_is_not_lost():
         first, said = process.stdout.read().splitlines()
         assert (first, said) == (f"n0/0 | first{'x' * 100_000}", "[1 line left out here: nobody took them]")
         assert (process.wait(60), process.stderr.read()) == (0, "")
+
+
+def test_an_exception_of_the_function_that_takes_lines_is_said_once(fleet, capfd):
+    with open_pool(fleet.manifest, output=lambda line: None) as pool:
+        assert step_and_speak(3) >> pool == 3
+    err = capfd.readouterr().err
+    assert re.match(r"output= raised an exception for a line of n\d/\d:\nTraceback ", err)
+    assert err.count("TypeError: ") == 1
 
 
 def test_progress_outside_of_a_task_is_nothing():
