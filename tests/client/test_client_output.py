@@ -219,6 +219,40 @@ def test_what_nobody_has_read_at_the_end_of_the_program_is_not_lost():
         assert (process.wait(60), process.stderr.read()) == (0, "")
 
 
+_STOPPED = """
+import os, sys, time
+from skyinfra.submission import watching
+watching._STUCK_S = 0.2
+watcher, began = watching.Watcher(True, progress=True), time.monotonic()
+for number in range(5):
+    watcher.handle("progress", f"k{number}", ("n0/0", "f", (1, 2, "")))
+    watcher.handle("output", "k0", ("n0/0", "f", ["x" * 20_000]))
+for number in range(5):
+    watcher.ended(f"k{number}")
+os.write(int(sys.argv[1]), b"in time" if time.monotonic() - began < 5 else b"late")
+"""
+
+
+def test_bars_of_a_terminal_that_takes_no_output_do_not_hold_the_connection():
+    main, terminal = pty.openpty()
+    said, say = os.pipe()
+    command = [sys.executable, "-c", _STOPPED, str(say)]
+    with subprocess.Popen(
+        command, stdout=terminal, stderr=terminal, pass_fds=[say], env={**os.environ, "TERM": "xterm"}
+    ) as process:
+        os.close(terminal)
+        os.close(say)
+        assert os.read(said, 100) == b"in time"
+        shown = b""
+        with contextlib.suppress(OSError):
+            while data := os.read(main, 65536):
+                shown += data
+        assert process.wait(60) == 0
+    os.close(main)
+    os.close(said)
+    assert re.search(rb"\[\d+ lines left out here: nobody took them\]", shown)
+
+
 def test_an_exception_of_the_function_that_takes_lines_is_said_once(fleet, capfd):
     with open_pool(fleet.manifest, output=lambda line: None) as pool:
         assert step_and_speak(3) >> pool == 3
