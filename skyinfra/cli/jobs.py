@@ -57,6 +57,9 @@ if TYPE_CHECKING:
     from skyinfra.client import Job, Questions
 
 _POLL_S = 1.0
+# A node that answers takes no longer; one that an attempt of a job has left may be gone.
+_ANSWER_S = 30.0
+_REST_S = 10.0
 # Between two looks for a fleet that is gone.
 _AGAIN_S = 5.0
 _KEEP_S = 3600.0
@@ -385,8 +388,9 @@ class _Printer:
         self._pool = pool
         self._job = job
         self._lines = lines
-        # The attempt that is being printed, and how far it is.
+        # The attempt that is being printed, its node, and how far it is.
         self._attempt: int | None = None
+        self._node = ""
         self._offset: int | None = None
 
     def run(self, *, follow: bool) -> None:
@@ -406,22 +410,41 @@ class _Printer:
             return False
         if info.attempts != self._attempt:
             # The last lines of the first attempt that is seen, then all lines of later attempts.
-            self._offset = None if self._attempt is None else 0
+            if self._attempt is not None:
+                self._rest(info)
             self._attempt = info.attempts
+        self._node = info.slot.rpartition("/")[0]
         try:
-            found = self._pool.ask(
-                info.slot.rpartition("/")[0],
-                questions.LOG,
-                source="task",
-                # The whole name of the file: the keys of other attempts may begin as this one's.
-                task=f"{info.key}.{info.attempts}.log",
-                offset=self._offset,
-                lines=self._lines,
-            )
+            return self._more(self._node, info, info.attempts)
         except NodeError:
             if info.over:
                 raise
             return False  # it goes on elsewhere, or its node comes back
+
+    def _rest(self, info: JobInfo) -> None:
+        """Prints what earlier attempts have printed since the last look; a node that is gone has nothing any more."""
+        for attempt in range(self._attempt or 0, info.attempts):
+            # Of one between two looks it is not known where it ran.
+            for node in [self._node] if attempt == self._attempt else self._pool.node_names():
+                with suppress(NodeError):
+                    while self._more(node, info, attempt, wait_s=_REST_S):
+                        pass
+                if self._offset:
+                    break
+            self._offset = 0
+
+    def _more(self, node: str, info: JobInfo, attempt: int, wait_s: float = _ANSWER_S) -> bool:
+        """Prints a part of what the *attempt* has printed on *node*; whether there may be another one."""
+        found = self._pool.ask(
+            node,
+            questions.LOG,
+            wait_s=wait_s,
+            source="task",
+            # The whole name of the file: the keys of other attempts may begin as this one's.
+            task=f"{info.key}.{attempt}.log",
+            offset=self._offset,
+            lines=self._lines,
+        )
         if found is None:
             return False
         self._offset = found["offset"]

@@ -322,6 +322,7 @@ def logs(
         answers = pool.ask_all(names, questions.LOG, source=source, task=task, lines=lines)
         if source == "task":
             answers = _of_task(answers, task)
+        answers = {name: _whole(pool, name, answer, lines, source, task) for name, answer in answers.items()}
         alone = len(names) == 1 or source == "task"
         if as_json:
             tables.print_document({"nodes": [{"name": name, **_log_document(each)} for name, each in answers.items()]})
@@ -347,6 +348,17 @@ def _of_task(answers: dict[str, Any], task: str) -> dict[str, Any]:
             "printed nothing has no output; that of old tasks is removed.",
         )
     return found
+
+
+def _whole(pool: Questions, name: str, first: Any, lines: int, source: str, task: str) -> Any:
+    """Returns the answer of a node, of which *first* is the first part, with all of its last *lines*."""
+    if not isinstance(first, dict):
+        return first
+    try:
+        ask = partial(pool.ask, name, questions.LOG, source=source, task=task)
+        return questions.rest_of_lines(ask, lines, first)
+    except NodeError as error:
+        return error
 
 
 def _more(pool: Questions, before: dict[str, Any], source: str, task: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import functools
 import os
 import re
 import time
@@ -133,7 +134,8 @@ class Job(Generic[T]):
         if info.slot is None:
             return ""
         node = info.slot.rpartition("/")[0]
-        found = self._fleet.ask(node, questions.LOG, source="task", task=info.key, lines=lines)
+        ask = functools.partial(self._fleet.ask, node, questions.LOG, source="task", task=info.key)
+        found = questions.last_lines(ask, lines)
         return str(found["text"]) if found is not None else ""
 
     def give(self, *secrets: str | Secret, notify: Sequence[str | Secret] = ()) -> JobInfo:

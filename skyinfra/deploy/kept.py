@@ -287,7 +287,8 @@ class _Copy:
         """Writes the log of the last attempt to *file*. Returns how many bytes of its begin are left out."""
         size = self._part(info, None)[1] if info.slot is not None else 0
         offset = left_out = max(0, size - LARGEST_LOG)
-        while offset < size and file.tell() < LARGEST_LOG:
+        # Up to where no more comes: of a last line that is longer than a part, the size above is that of a part.
+        while size and file.tell() < LARGEST_LOG:
             text, following = self._part(info, offset)
             if following <= offset:
                 break

@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import resources
 from typing import Any, Protocol
 
@@ -136,7 +137,8 @@ class LiveFleet:
     def log(self, node: str, task: str) -> dict[str, object]:
         """Returns the last lines of what the task printed, or of the runner of *node*. Raises `NodeError`."""
         source = "task" if task else "runner"
-        found = self.asked.ask(node, questions.LOG, wait_s=_WAIT_S, source=source, task=task, lines=_LINES)
+        ask = partial(self.asked.ask, node, questions.LOG, wait_s=_WAIT_S, source=source, task=task)
+        found = questions.last_lines(ask, _LINES)
         return {"node": node, "task": task, "text": undressed(str(found["text"])) if found is not None else ""}
 
 

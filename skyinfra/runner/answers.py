@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from distributed.security import Security
 
@@ -29,6 +30,8 @@ _BOOT_LOGS = ("var/log/skyinfra/boot.jsonl", "var/log/skyinfra-setup.log", "var/
 _UNIT = "skyinfra-runner.service"
 _PART_BYTES = 256 * 1024
 _JOURNAL_S = 20.0
+# Carriage returns end lines too, as in progress bars.
+_LINE_END = re.compile(rb"\n|\r(?!\n)")
 
 
 class Answers:
@@ -100,8 +103,8 @@ def read_log(
     """Returns a part of a log: its ``text``, the ``path`` of the log, and the ``offset`` of the next part.
 
     source: ``boot``, ``runner`` or ``task``. task: the task's key, or its beginning. offset: of the last part, or
-    None for the last *lines* lines. Returns None for an unknown task. Raises `NodeFailed` where the log cannot be read,
-    `InvalidField` for another source.
+    None for the first part of the last *lines* lines. Returns None for an unknown task. Raises `NodeFailed` where the
+    log cannot be read, `InvalidField` for another source.
     """
     if source == "task":
         if not task or "/" in task:
@@ -135,17 +138,31 @@ def _part(file: Path, offset: int | None, lines: int) -> dict[str, Any]:
         size = os.fstat(stream.fileno()).st_size
         if offset is not None and offset > size:
             offset = 0  # the log was rotated
-        start = max(0, size - _PART_BYTES) if offset is None else offset
+        start = _begin_of_last(stream, size, lines) if offset is None else offset
         stream.seek(start)
         data = stream.read(_PART_BYTES)
     # Whole lines only, so that no character is cut; a last line without an end is given where it is all there is.
     end = data.rfind(b"\n") + 1
     if end and (offset is not None or start + len(data) < size):
         data = data[:end]
-    text = data.decode(errors="replace")
-    if offset is None:
-        text = "".join(text.splitlines(keepends=True)[-lines:])
-    return {"text": text, "path": str(file), "offset": start + len(data)}
+    return {"text": data.decode(errors="replace"), "path": str(file), "offset": start + len(data)}
+
+
+def _begin_of_last(stream: BinaryIO, size: int, lines: int) -> int:
+    """Returns where the last *lines* lines of a file begin."""
+    end = size
+    while end:
+        start = max(0, end - _PART_BYTES)
+        stream.seek(start)
+        # With one byte more, which may be the second half of a line's end.
+        data = stream.read(min(end + 1, size) - start)
+        begins = [start + each.end() for each in _LINE_END.finditer(data) if start + each.end() <= end]
+        if end == size and begins and begins[-1] == size:
+            begins.pop()
+        if lines <= len(begins):
+            return begins[-lines]
+        lines, end = lines - len(begins), start
+    return 0
 
 
 def _journal(lines: int) -> dict[str, Any]:

@@ -143,6 +143,16 @@ class Future(concurrent.futures.Future[T]):
                 self._take()
         return self._error
 
+    def _get_snapshot(self) -> tuple[bool, bool, T | None, BaseException | None]:
+        """Returns whether it is done and cancelled, its result and its exception. `asyncio.wrap_future` reads that from
+        Python 3.15 on, where the class above would give what stands for both until they are read."""
+        if not self.done():
+            return False, False, None, None
+        if self.cancelled():
+            return True, True, None, None
+        error = self.exception()
+        return True, False, self._value if error is None else None, error
+
     def _take(self) -> None:
         """Unpickles what the task gave, and drops its bytes."""
         outcome = self._given

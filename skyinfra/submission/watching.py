@@ -6,14 +6,19 @@ Its methods are called from the thread of the pool's event loop and from those o
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import contextvars
+import os
+import queue
 import sys
 import threading
 import time
+import traceback
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, TextIO
 
 from skyinfra.console import console, is_one_terminal, write_output
 from skyinfra.errors.printable import printable
@@ -26,6 +31,8 @@ OnOutput = Callable[[str, str], object]
 _SHOW_AFTER_S = 1.0
 # Where nobody watches, a line that often at most.
 _LINE_EVERY_S = 10.0
+# A stream is waited for that long; the head gives a connection up after 15 seconds without an answer.
+_STUCK_S = 5.0
 
 
 class _Bars(Protocol):
@@ -36,6 +43,90 @@ class _Bars(Protocol):
 
     def remove(self, key: str) -> bool:
         """Removes the bar of *key*; returns whether nothing will be shown by these bars any more."""
+
+
+class _Writer:
+    """Writes to one of the standard streams, in a thread of its own: a terminal may take nothing (Ctrl-S, ``| less``),
+    and the thread of the connection must answer the head. Who writes waits for it all the same, a while.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._todo: queue.SimpleQueue[tuple[Callable[[], object], threading.Event]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        # Whether what is being written was waited for in vain; the lines that were left out since, and how to say so.
+        self._stuck = False
+        self._left = 0
+        self._show: Callable[[str], object] = str
+
+    def write(self, show: Callable[[str], object], text: str) -> None:
+        """Calls *show*, in the present context, with the lines *text*; leaves them out while nobody takes any."""
+        context = contextvars.copy_context()
+        with self._lock:
+            if self._stuck:
+                if lines := text.count("\n"):
+                    self._left, self._show = self._left + lines, lambda text: context.run(show, text)
+                return
+        self.do(lambda: context.run(show, text))
+
+    def do(self, action: Callable[[], object]) -> None:
+        """Runs *action* after all before it, also where nobody waits for it any more."""
+        done = threading.Event()
+        with self._lock:
+            if self._thread is None:
+                # No thread of a pool: Python would wait for it before anything else at its end.
+                self._thread = threading.Thread(target=self._work, name="skyinfra-writer", daemon=True)
+                self._thread.start()
+            self._todo.put((action, done))
+            stuck = self._stuck
+        if not stuck and not done.wait(_STUCK_S):
+            with self._lock:
+                self._stuck = self._stuck or not done.is_set()
+
+    def settle(self) -> None:
+        """Waits until all is written, as Python does at its end for what is printed."""
+        if self._thread is None:
+            return
+        # The last line may be that about those that were left out.
+        for _ in range(2):
+            done = threading.Event()
+            with self._lock:
+                self._todo.put((str, done))
+            done.wait()
+
+    def _work(self) -> None:
+        while True:
+            action, done = self._todo.get()
+            # Of a stream that is closed, for instance: no task fails for that.
+            with contextlib.suppress(Exception):
+                action()
+            with self._lock:
+                done.set()
+                if not self._stuck or not self._todo.empty():
+                    continue
+                self._stuck, left, self._left = False, self._left, 0
+                if left:
+                    lines = "1 line" if left == 1 else f"{left} lines"
+                    text = f"[{lines} left out here: nobody took them]\n"
+                    self._todo.put((partial(self._show, text), threading.Event()))
+
+
+_stdout, _stderr = _Writer(), _Writer()
+
+
+def _settle() -> None:
+    _stdout.settle()
+    _stderr.settle()
+
+
+def _forget() -> None:
+    """Resets a forked process: it has no threads, and its parent writes."""
+    global _stdout, _stderr
+    _stdout, _stderr = _Writer(), _Writer()
+
+
+atexit.register(_settle)
+os.register_at_fork(after_in_child=_forget)
 
 
 class Watcher:
@@ -58,12 +149,14 @@ class Watcher:
         # The lines of the last message of each task.
         self._got: dict[str, list[str]] = {}
         self._warned = False
+        # Whether an exception of `output=` was said.
+        self._failed = False
 
     def warn_of_end(self, fleet: str, stops: dict[str, str]) -> None:
         """Says once on the standard error that nodes of *fleet* end themselves soon; again where that was put off."""
         if stops and not self._warned:
             node, text = min(stops.items())
-            sys.stderr.write(printable(f"{fleet}: {node} {text}; `skyinfra keep {fleet} 2h` keeps an idle one\n", None))
+            _say(printable(f"{fleet}: {node} {text}; `skyinfra keep {fleet} 2h` keeps an idle one\n", None))
         self._warned = bool(stops)
 
     def begins(self, keys: Iterable[str]) -> contextvars.Context:
@@ -135,16 +228,26 @@ class Watcher:
     def _show_lines(self, slot: str, lines: list[str]) -> None:
         if self._output is not None:
             for line in lines:
-                self._output(slot, line)
+                try:
+                    self._output(slot, line)
+                except Exception:  # noqa: BLE001 - of the user's function: no task fails for it
+                    self._say_failed(slot)
             return
         text = "".join(f"{slot} | {line}\n" for line in lines)
         with self._lock:
             bars = self._bars.get(None)
-            text = _printable(text)
-            if isinstance(bars, _TerminalBars) and is_one_terminal():
-                bars.print(text)
-            else:
-                write_output(sys.stdout, text)
+        text = _printable(text)
+        if isinstance(bars, _TerminalBars) and is_one_terminal():
+            _stderr.write(bars.print, text)
+        else:
+            _stdout.write(partial(write_output, sys.stdout), text)
+
+    def _say_failed(self, slot: str) -> None:
+        """Says the exception of the user's function that is being handled: the first one, others are as it is."""
+        if not self._failed:
+            self._failed = True
+            text = f"output= raised an exception for a line of {slot}:\n{traceback.format_exc()}"
+            _say(printable(text, None))
 
     def _step(self, key: str, name: str, done: float, total: float | None, note: str) -> None:
         described = f"{name} {note}".rstrip()
@@ -166,12 +269,20 @@ class Watcher:
             now = time.monotonic()
             if now - self._said.setdefault(key, now) >= _LINE_EVERY_S:
                 self._said[key] = now
-                sys.stderr.write(f"{printable(line)}\n")
-                sys.stderr.flush()
+                _say(f"{printable(line)}\n")
 
 
 def _watched() -> bool:
     return sys.stderr.isatty() or cells.current() is not None
+
+
+def _say(text: str) -> None:
+    _stderr.write(partial(_write, sys.stderr), text)
+
+
+def _write(stream: TextIO, text: str) -> None:
+    stream.write(text)
+    stream.flush()
 
 
 def _printable(text: str) -> str:
@@ -186,6 +297,8 @@ class _TerminalBars:
     def __init__(self) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+        self._keys: set[str] = set()
+        # Of the writer alone.
         self._rows: dict[str, TaskID] = {}
         self._bars = Progress(
             TextColumn("{task.description}", markup=False),
@@ -196,20 +309,29 @@ class _TerminalBars:
             transient=True,
             redirect_stdout=is_one_terminal(),
         )
-        self._bars.start()
+        _stderr.do(self._bars.start)
 
     def show(self, key: str, described: str, done: float, total: float | None, line: str) -> None:
         """See `_Bars.show`."""
+        action = partial(self._move, key, described, done, total)
+        if key in self._keys:
+            _stderr.write(lambda _: action(), "")
+        else:
+            self._keys.add(key)
+            _stderr.do(action)
+
+    def _move(self, key: str, described: str, done: float, total: float | None) -> None:
         if key not in self._rows:
             self._rows[key] = self._bars.add_task(described, total=total)
         self._bars.update(self._rows[key], completed=done, total=total, description=described)
 
     def remove(self, key: str) -> bool:
         """See `_Bars.remove`."""
-        self._bars.remove_task(self._rows.pop(key))
-        if not self._rows:
-            self._bars.stop()
-        return not self._rows
+        self._keys.remove(key)
+        _stderr.do(lambda: self._bars.remove_task(self._rows.pop(key)))
+        if not self._keys:
+            _stderr.do(self._bars.stop)
+        return not self._keys
 
     def print(self, text: str) -> None:
         """Prints lines above the bars."""

@@ -38,6 +38,13 @@ _FLUSH_S = 0.05
 # Between two lines of a progress bar that goes on.
 _BAR_S = 5.0
 _FLUSH_LINES = 500
+# So many bytes of lines a second at most: the program waits, as at any pipe. The head and the client keep what they
+# have not handed on.
+_MOST_PER_S = 4 * 2**20
+# What a line takes besides its text.
+_LINE_BYTES = 64
+# A single line may be of any length.
+_LONGEST_WAIT_S = 1.0
 # Between two checks of a script without output.
 _ENDED_S = 0.5
 # Files are looked through for secrets in pieces, which overlap by as much as the longest that is found for sure.
@@ -246,5 +253,8 @@ def stream(process: subprocess.Popen[bytes], topic: str, run_id: str) -> str | N
             if pending and due:
                 short = shortage.in_lines(pending) or short
                 get_worker().log_event(topic, ["lines", run_id, pending])
+                if selector.get_map():
+                    size = sum(len(text) + _LINE_BYTES for _, text in pending)
+                    time.sleep(min(size / _MOST_PER_S, _LONGEST_WAIT_S))
                 pending, flushed = [], now
     return short

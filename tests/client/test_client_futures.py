@@ -174,6 +174,19 @@ def test_asyncio_wraps_it(pool):
     assert isinstance(error, LookupError)
 
 
+def test_the_asyncio_of_python_3_15_copies_what_it_holds(pool, gate):
+    """It reads the state of a future at once, by a method of its class."""
+    done, failed, waiting = pool.submit(double, 1), pool.submit(fail, 2), pool.submit(nap, str(gate))
+    assert waiting._get_snapshot() == (False, False, None, None)
+    waiting.cancel()
+    sky.wait([done, failed, waiting], timeout=60)
+    assert done._get_snapshot() == (True, False, 2, None)
+    assert waiting._get_snapshot() == (True, True, None, None)
+    is_done, is_cancelled, result, error = failed._get_snapshot()
+    assert (is_done, is_cancelled, result) == (True, False, None)
+    assert isinstance(error, LookupError) and error.args == (2,)
+
+
 def test_a_result_that_cannot_be_unpickled_reaches_who_waits_in_a_loop(pool):
     async def main() -> object:
         return await asyncio.wait_for(asyncio.wrap_future(pool.submit(Unloadable)), 60)

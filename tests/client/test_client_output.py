@@ -46,6 +46,14 @@ def step(total: int) -> int:
 
 
 @sky.compute
+def step_and_speak(total: int) -> int:
+    for number in range(total):
+        print(number, flush=True)
+        time.sleep(0.2)
+    return total
+
+
+@sky.compute
 def speak_on_a_full_disk() -> int:
     with contextlib.suppress(OSError), open("full", "wb", buffering=0) as file:  # noqa: PTH123 - a task's code
         while file.write(b"x" * 4096):
@@ -169,6 +177,88 @@ def test_nothing_is_printed_where_nobody_wants_it(fleet, tmp_path, capfd):
     with open_pool(fleet.manifest, output=False) as pool:
         speak(str(tmp_path / "go")) >> pool
     assert capfd.readouterr().out == ""
+
+
+def test_a_terminal_that_takes_no_output_does_not_hold_the_connection(monkeypatch):
+    read, write = os.pipe()
+    monkeypatch.setattr(watching, "_STUCK_S", 0.1)
+    watcher = Watcher(True, progress=False)
+    with os.fdopen(read, "r") as reader, os.fdopen(write, "w") as writer:
+        monkeypatch.setattr(sys, "stdout", writer)
+        began = time.monotonic()
+        for _ in range(3):
+            watcher.handle("output", "k", ("n0/0", "f", ["x" * 70_000]))
+        assert time.monotonic() - began < 5
+        assert reader.readline() == f"n0/0 | {'x' * 70_000}\n"
+        assert reader.readline() == "[2 lines left out here: nobody took them]\n"
+        watcher.handle("output", "k", ("n0/0", "f", ["next"]))
+        assert reader.readline() == "n0/0 | next\n"
+        watching._stdout.settle()
+
+
+_UNREAD = """
+import sys
+from skyinfra.submission import watching
+watching._STUCK_S = 0.1
+watcher = watching.Watcher(True, progress=False)
+for name in ("first", "second"):
+    watcher.handle("output", "k", ("n0/0", "f", [name + "x" * 100_000]))
+sys.stderr.write("the end\\n")
+"""
+
+
+def test_what_nobody_has_read_at_the_end_of_the_program_is_not_lost():
+    """As with ``| less``, where the program waits for its reader."""
+    with subprocess.Popen(
+        [sys.executable, "-c", _UNREAD], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr.readline() == "the end\n"
+        time.sleep(0.5)
+        first, said = process.stdout.read().splitlines()
+        assert (first, said) == (f"n0/0 | first{'x' * 100_000}", "[1 line left out here: nobody took them]")
+        assert (process.wait(60), process.stderr.read()) == (0, "")
+
+
+_STOPPED = """
+import os, sys, time
+from skyinfra.submission import watching
+watching._STUCK_S = 0.2
+watcher, began = watching.Watcher(True, progress=True), time.monotonic()
+for number in range(5):
+    watcher.handle("progress", f"k{number}", ("n0/0", "f", (1, 2, "")))
+    watcher.handle("output", "k0", ("n0/0", "f", ["x" * 20_000]))
+for number in range(5):
+    watcher.ended(f"k{number}")
+os.write(int(sys.argv[1]), b"in time" if time.monotonic() - began < 5 else b"late")
+"""
+
+
+def test_bars_of_a_terminal_that_takes_no_output_do_not_hold_the_connection():
+    main, terminal = pty.openpty()
+    said, say = os.pipe()
+    command = [sys.executable, "-c", _STOPPED, str(say)]
+    with subprocess.Popen(
+        command, stdout=terminal, stderr=terminal, pass_fds=[say], env={**os.environ, "TERM": "xterm"}
+    ) as process:
+        os.close(terminal)
+        os.close(say)
+        assert os.read(said, 100) == b"in time"
+        shown = b""
+        with contextlib.suppress(OSError):
+            while data := os.read(main, 65536):
+                shown += data
+        assert process.wait(60) == 0
+    os.close(main)
+    os.close(said)
+    assert re.search(rb"\[\d+ lines left out here: nobody took them\]", shown)
+
+
+def test_an_exception_of_the_function_that_takes_lines_is_said_once(fleet, capfd):
+    with open_pool(fleet.manifest, output=lambda line: None) as pool:
+        assert step_and_speak(3) >> pool == 3
+    err = capfd.readouterr().err
+    assert re.match(r"output= raised an exception for a line of n\d/\d:\nTraceback ", err)
+    assert err.count("TypeError: ") == 1
 
 
 def test_progress_outside_of_a_task_is_nothing():

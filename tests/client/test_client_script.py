@@ -8,14 +8,17 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import skyinfra as sky
 from skyinfra.cli.run import GangOptions, ScriptOptions, run_on_slot
 from skyinfra.client import open_pool, run_script
+from skyinfra.worker import scripts
 
 
 @pytest.fixture
@@ -326,3 +329,33 @@ def test_options_that_do_not_go_together(given, says):
     with pytest.raises(sky.InvalidField, match=says):
         options = ScriptOptions(slots=given.get("slots", 1), name=given.get("name"))
         GangOptions(given.get("torchrun", False)).check(options, detach=given.get("detach", False))
+
+
+def test_a_script_that_prints_without_end_waits(monkeypatch):
+    """The head and the client would keep all that comes faster than somebody takes it."""
+    sent: list[list[str]] = []
+    worker = SimpleNamespace(log_event=lambda topic, message: sent.extend(message[2]))
+    monkeypatch.setattr(scripts, "get_worker", lambda: worker)
+    line = "x" * 99
+    with subprocess.Popen(["yes", line], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        timer = threading.Timer(1, process.kill)
+        timer.start()
+        began = time.monotonic()
+        scripts.stream(process, "topic", "run")
+        assert time.monotonic() - began < 10
+        timer.join()
+    size = sum(len(text) for _, text in sent)
+    assert size < 2 * scripts._MOST_PER_S, "much less than it can print"
+    assert size > scripts._MOST_PER_S / 20
+
+
+def test_a_script_that_ends_soon_waits_for_nothing(monkeypatch):
+    sent: list[list[str]] = []
+    worker = SimpleNamespace(log_event=lambda topic, message: sent.extend(message[2]))
+    monkeypatch.setattr(scripts, "get_worker", lambda: worker)
+    monkeypatch.setattr(scripts, "_MOST_PER_S", 1)
+    with subprocess.Popen(["echo", "x" * 10_000], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        began = time.monotonic()
+        scripts.stream(process, "topic", "run")
+        assert time.monotonic() - began < 5
+    assert sent == [["stdout", "x" * 10_000]]

@@ -18,15 +18,17 @@ from typing import Any
 import pytest
 from local_fleets.running_node import BIG, RunningNode, h100, until
 from support import python_path
-from tasks_on_nodes.jobs import add, draw_bar, fail_until, manifest_of, starts, wait_for
+from tasks_on_nodes.jobs import add, draw_bar, fail_until, manifest_of, print_and_fail_until, starts, wait_for
 from typer.testing import CliRunner
 
 import skyinfra as sky
+from skyinfra.cli import jobs
 from skyinfra.cli.app import app
 from skyinfra.cli.status import _print_stack
 from skyinfra.client import Pool, connect
 from skyinfra.deploy.fleet_status import fleet_status
 from skyinfra.deploy.kept import keep
+from skyinfra.protocol.jobs import JobInfo
 from skyinfra.protocol.nodeconfig import NodeConfig
 from skyinfra.tasks import Task
 from skyinfra.terraform.stores import local_store
@@ -316,6 +318,25 @@ def test_scripts_as_jobs(running: Running, tmp_path: Path) -> None:
     assert name.startswith("train-py-")
     assert "ended with exit code 7" in command("jobs", "result", fleet, name, code=7).output
     assert "failed" in command("jobs", fleet).stdout
+
+
+def test_the_log_of_a_job_that_is_followed_has_all_of_its_attempts(
+    running: Running, pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, fleet = running
+    path = tmp_path / "starts"
+    job = pool.submit(Task(print_and_fail_until, (str(path), 3)).options(retries=2), detach="attempts")
+    until(lambda: path.exists() and job.info().slot, "it runs, as its head knows")
+    part = jobs._Printer._part
+
+    def watched(printer: jobs._Printer, info: JobInfo) -> bool:
+        more = part(printer, info)
+        Path(f"{path}.open").touch()
+        return more
+
+    monkeypatch.setattr(jobs._Printer, "_part", watched)
+    followed = command("jobs", "logs", fleet, job.id, "--follow")
+    assert followed.stdout.splitlines() == ["attempt 1", "attempt 2", "attempt 3"]
 
 
 BAR = """

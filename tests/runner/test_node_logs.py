@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from skyinfra import InvalidField, NodeFailed
 from skyinfra.cli.app import app
 from skyinfra.node.folder import NodeDirectory
+from skyinfra.protocol import questions
 from skyinfra.protocol.manifest import Endpoint, Login, Manifest, ManifestNode, Via
 from skyinfra.runner import answers, commands
 from skyinfra.runner.commands import Commands
@@ -61,6 +62,49 @@ def test_the_last_lines_and_what_comes_then(tmp_path: Path) -> None:
     third = answers.read_log(directory, "runner", offset=second["offset"])
     assert third is not None
     assert third["text"] == "e\n"
+
+
+def test_the_last_lines_of_a_long_log_are_all_of_them(tmp_path: Path) -> None:
+    directory = NodeDirectory(tmp_path)
+    numbered = [f"{number:079}\n" for number in range(20_000)]
+    directory.log_file.write_text("".join(numbered))
+    asked: list[dict[str, Any]] = []
+
+    def ask(**arguments: Any) -> object:
+        asked.append(arguments)
+        return answers.read_log(directory, "runner", **arguments)
+
+    part = ask(lines=15_000)
+    found = ""
+    while isinstance(part, dict) and part["text"]:
+        assert len(part["text"]) <= answers._PART_BYTES
+        found += part["text"]
+        part = ask(offset=part["offset"])
+    assert found == "".join(numbered[-15_000:])
+    asked.clear()
+    first = questions.last_lines(ask, 15_000)
+    assert first is not None
+    assert (first["text"], first["offset"]) == (found, 20_000 * 80)
+    assert "offset" in asked[-1] and len(asked) == 5
+
+
+@given(
+    lines=st.lists(st.tuples(st.text("ab", max_size=8), st.sampled_from(["\n", "\r", "\r\n"])), min_size=1),
+    rest=st.sampled_from(["", "rest"]),
+    count=st.integers(1, 12),
+    most=st.integers(20, 40),
+)
+def test_the_last_lines_begin_where_a_line_does(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[tuple[str, str]], rest: str, count: int, most: int
+) -> None:
+    directory = NodeDirectory(tmp_path_factory.mktemp("node"))
+    text = "".join(map("".join, lines)) + rest
+    directory.log_file.write_bytes(text.encode())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(answers, "_PART_BYTES", most)
+        found = questions.last_lines(lambda **asked: answers.read_log(directory, "runner", **asked), count)
+    assert found is not None
+    assert found["text"] == "".join(text.splitlines(keepends=True)[-count:])
 
 
 def test_the_log_of_the_boot(tmp_path: Path) -> None:

@@ -61,6 +61,18 @@ def fail_until(path: str, starts: int) -> int:
     return found
 
 
+def print_and_fail_until(path: str, starts: int) -> None:
+    """Prints the number of its start, once it is let through."""
+    with open(path, "a") as file:  # noqa: PTH123
+        file.write(".")
+        found = file.tell()
+    while not os.path.exists(f"{path}.open"):  # noqa: PTH110
+        time.sleep(0.01)
+    print("attempt", found, flush=True)
+    if found < starts:
+        raise ValueError(f"start {found}")
+
+
 def starts(path: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
