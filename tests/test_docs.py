@@ -26,6 +26,10 @@ def blocks(language: str, text: str) -> list[str]:
 def test_the_workflow_is_one() -> None:
     text, gitlab = blocks("yaml", (ROOT / "docs" / "hcp-terraform.md").read_text())
     assert yaml.safe_load(gitlab)["deploy"]["script"] == ["skyinfra deploy aws-mig --auto-approve"]
+    before = yaml.safe_load(gitlab)["default"]["before_script"]
+    # Its runner makes folders that everybody may write to, which `refuse_shared` refuses.
+    [folder] = [line.removeprefix("cd ") for line in before if line.startswith("cd ")]
+    assert before[0] == f"chmod go-w {folder}" and (ROOT / folder / "cdktf.json").is_file()
     workflow = yaml.safe_load(text)
     # YAML 1.1 reads `on` as a truth value, as GitHub's own reader does not.
     assert set(workflow) == {"name", True, "permissions", "concurrency", "jobs"}
