@@ -82,3 +82,9 @@ def test_the_tests_that_security_names_exist() -> None:
         assert named, f"no test holds: {attack}"
         for file, name in named:
             assert f"\ndef {name}(" in (ROOT / "tests" / file).read_text(), f"{file}::{name}"
+
+
+def test_manifests_are_private_from_the_beginning() -> None:
+    """Between a redirection and a `chmod` others could read the fleet secret."""
+    files = [*DOCUMENTS, *(ROOT / "docs").rglob("*.md"), *(ROOT / "templates").rglob("*.j2")]
+    assert not [str(file) for file in files if re.search(r"\.json && chmod", file.read_text())]
