@@ -79,7 +79,7 @@ OWN_TESTS = {
 }
 OWN_TESTS |= {"docs/tutorials/plain-hcl.md", "docs/tutorials/sweep.md"}
 # What stands in blocks of commands beside our programs.
-OTHERS = "aws|bash|cd|cdktf|export|git|head|kubectl|make|nvidia-smi|pip|python|rsync|sbatch|ssh|sudo|terraform|export"
+OTHERS = "aws|bash|cd|cdktf|export|git|head|kubectl|make|nvidia-smi|pip|python|rsync|sbatch|ssh|sudo|terraform|umask"
 NOT_RUN = 3
 
 
@@ -157,12 +157,19 @@ def test_blocks_are_found(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_no_command_stands_outside_of_a_block(page: Path) -> None:
+    """A block whose first line is not indented is a paragraph."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    assert not re.findall(r"^(?:pip install|skyinfra|terraform) .*", text, re.MULTILINE)
+
+
 def test_the_commands_parse() -> None:
     program, runner = commands(), runner_cli._parser()
     seen, wrong = 0, []
     for block, line in shells():
         calls = list(of_ours(line))
-        if not calls and not re.match(rf"({OTHERS})\b", line):
+        if not calls and not re.match(rf"\(?({OTHERS})\b", line):
             wrong.append(f"{block.place}: no command: {line}")
         for words in calls:
             seen += 1

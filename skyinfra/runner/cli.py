@@ -17,7 +17,7 @@ from pathlib import Path
 
 from skyinfra.doctor import cli as doctor_cli
 from skyinfra.drain import cli as drain_cli
-from skyinfra.errors import InvalidField, SkyinfraError
+from skyinfra.errors import InvalidField, NotSupported, SkyinfraError
 from skyinfra.errors.printable import printable
 from skyinfra.node import code, detach, watchdog
 from skyinfra.node.folder import NodeDirectory, Status, appending
@@ -102,6 +102,15 @@ def _command(commands: argparse._SubParsersAction, name: str, function: object, 
 def _boot(options: argparse.Namespace) -> int:
     if not options.detach:
         return _run_service(options, partitions=True)
+    # The clock that counts sleep, the ends of child processes and their figures are Linux's. Read each time: a type
+    # checker takes `sys.platform` for that of its own machine.
+    if not sys.platform.startswith("linux"):
+        raise NotSupported(
+            "nodes of this machine need Linux",
+            field="sky.Local",
+            hint="Run it in a virtual machine or a container of Linux, or take machines: sky.SSH, a cloud. Clients "
+            "work here.",
+        )
     declared = NodeConfig.load(options.config).secrets
     for name in {*declared, *declared.values()}:
         os.environ.pop(name, None)  # whoever deploys a local node may have them: each client gives its own

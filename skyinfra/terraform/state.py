@@ -165,7 +165,8 @@ def refuse_shared(folder: Path) -> None:
         raise ProjectError(
             "other accounts may write to this folder, and so have code run as you",
             field=str(folder),
-            hint=f"Take that from them: chmod go-w {shlex.quote(str(folder))}",
+            hint=f"Take that from them: chmod go-w {shlex.quote(str(folder))}\nWhere that changes nothing, as on a "
+            "disk of Windows in WSL (/mnt/c), put the project below your home folder.",
         )
 
 

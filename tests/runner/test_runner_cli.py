@@ -26,6 +26,19 @@ def test_a_configuration_that_cannot_be_read(tmp_path: Path, capsys: pytest.Capt
     assert "Traceback" not in shown
 
 
+def test_nodes_of_a_machine_without_linux(
+    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = make_node(cpu_slots=1)
+    before = sorted(node.path.iterdir())
+    monkeypatch.setattr("sys.platform", "darwin")
+    assert cli.main(["boot", "--detach", "--config", str(node.file)]) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith("NotSupported: sky.Local: nodes of this machine need Linux\n")
+    assert "sky.SSH" in shown and "Traceback" not in shown
+    assert sorted(node.path.iterdir()) == before, "nothing is started"
+
+
 @pytest.mark.parametrize(("secret", "message"), [(None, "cannot be read: No such file"), ("short", "the file holds 5")])
 def test_a_secret_that_cannot_be_used(make_node: MakeNode, secret: str | None, message: str) -> None:
     node = make_node(cpu_slots=1)

