@@ -65,6 +65,7 @@ def quiet() -> None:
     logging.getLogger("distributed").setLevel(logging.WARNING)
     logging.getLogger("tornado.general").addFilter(_is_no_handshake)
     logging.getLogger("distributed.nanny").addFilter(_is_no_end)
+    logging.getLogger("distributed.worker").addFilter(_in_one_line)
 
 
 def quiet_client(thread: str) -> None:
@@ -91,6 +92,13 @@ def _others(thread: str) -> Callable[[logging.LogRecord], bool]:
     return lambda record: (
         _OF_DASK.match(str(record.name)) is None or (record.threadName != thread and dask_client.is_used_by_others())
     )
+
+
+def _in_one_line(record: logging.LogRecord) -> bool:
+    """Leaves out the traceback of a heartbeat that its head did not answer: the head is away, and the line says it."""
+    if record.getMessage().startswith("Failed to communicate with scheduler during heartbeat"):
+        record.exc_info = None
+    return True
 
 
 def _is_no_end(record: logging.LogRecord) -> bool:

@@ -54,6 +54,7 @@ def test_no_other_file_uses_what_is_private_to_dask() -> None:
                 "remove_client",
                 "remove_worker",
                 "stimulus_cancel",
+                "worker_objective",
             },
         ),
         (SlotWorker, {"close", "execute", "get_startup_information", "heartbeat", "start_unsafe"}),

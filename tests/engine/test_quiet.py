@@ -75,3 +75,16 @@ def test_who_uses_dask_keeps_its_messages_but_for_those_of_our_thread() -> None:
     assert "distributed.later says it in Dask-Offload_0" in lines
     assert "distributed.client warns in MainThread" in lines
     assert [line for line in of_dask(lines) if "says it in skyinfra-client" in line] == []
+
+
+def test_a_heartbeat_that_no_head_answers_is_one_line() -> None:
+    """Of a worker: its log has no traceback of Dask's for a head that is away."""
+    text = (
+        "import logging\nfrom skyinfra.engine import settings\nlogging.basicConfig()\nsettings.quiet()\n"
+        "for said in ('Failed to communicate with scheduler during heartbeat.', 'Another'):\n"
+        "    try: raise OSError('closed')\n"
+        "    except OSError: logging.getLogger('distributed.worker').exception(said)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+    heartbeat, another, *rest = done.stderr.splitlines()
+    assert "Failed to communicate" in heartbeat and "Another" in another and rest[0].startswith("Traceback")
