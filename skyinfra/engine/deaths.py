@@ -19,8 +19,8 @@ class Death(_schema.Document, error=NodeError, source="death"):
     """The end of a worker process while it ran a task.
 
     code: its exit code, negative for a signal. out_of_memory: whether the kernel ended it as memory ran out. shown:
-    bytes of the output of the task that were sent to its client by then. sure: of these, before the last message, which
-    may have been lost with the process.
+    bytes of the output of the task that were sent to its client by then. sure: of these, before the last messages,
+    which may have been lost with the process.
     """
 
     code: int

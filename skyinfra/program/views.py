@@ -22,7 +22,7 @@ import shutil
 import sys
 import types
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
@@ -112,9 +112,10 @@ class Views:
         """Returns whether modules of other code than that in use were loaded in this process."""
         return len(self._views) > (self._now is not None)
 
-    def note_set(self, before: Mapping[str, str]) -> None:
+    def note_set(self, before: Mapping[str, str], given: Collection[str]) -> None:
         """Notes the variables of the environment that an import has changed from *before*: they leave with its view.
 
+        given: those of the task, which end with it, and may be secrets.
         The device of a slot stays the slot's: ``os.environ["CUDA_VISIBLE_DEVICES"] = "0"`` is the first line of many
         scripts.
         """
@@ -124,7 +125,7 @@ class Views:
                 continue
             if name in DEVICES and was is not None:
                 os.environ[name] = was
-            elif self._now is not None:
+            elif self._now is not None and name not in given:
                 self._now.variables[name] = self._now.variables.get(name, (was,))[0], now
 
     def _leave(self) -> None:

@@ -22,6 +22,10 @@ FORWARD = "forward"
 USE = "use"
 
 
+# Of a log, whatever a node answers: 64 MiB, in the parts that a node gives.
+_MOST_PARTS = 256
+
+
 def last_lines(ask: Callable[..., Any], lines: int) -> dict[str, Any] | None:
     """Returns the answer to `LOG` with all of the last *lines*, of which a node gives a part at once; None for None.
 
@@ -34,12 +38,14 @@ def last_lines(ask: Callable[..., Any], lines: int) -> dict[str, Any] | None:
 def rest_of_lines(ask: Callable[..., Any], lines: int, first: dict[str, Any]) -> dict[str, Any]:
     """Returns *first*, the first part of an answer to `LOG`, with the others; see `last_lines`."""
     part: dict[str, Any] | None = first
-    texts, offset, count = [], first["offset"], 0
-    while part is not None and part["text"]:
-        texts.append(str(part["text"]))
-        offset, count = part["offset"], count + texts[-1].count("\n")
-        # More is what came meanwhile, of a program that prints without end.
-        if count >= lines:
+    text, offset = "", first["offset"]
+    for _ in range(_MOST_PARTS):
+        if part is None or not part["text"]:
+            break
+        text, offset = text + str(part["text"]), part["offset"]
+        # More is what came meanwhile, of a program that prints without end. Carriage returns end lines too, as on the
+        # node; one at the end may be half of a line's end.
+        if text.count("\n") + text[:-1].count("\r") - text.count("\r\n") >= lines:
             break
         part = ask(offset=offset)
-    return {**first, "text": "".join(texts), "offset": offset}
+    return {**first, "text": text, "offset": offset}

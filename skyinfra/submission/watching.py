@@ -11,12 +11,13 @@ import contextlib
 import contextvars
 import os
 import queue
+import signal
 import sys
 import threading
 import time
 import traceback
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol, TextIO
 
@@ -27,12 +28,23 @@ from skyinfra.notebook import cells
 # Called with the slot, such as ``n0/1``, and a line that a task printed there, without its end.
 OnOutput = Callable[[str, str], object]
 
+# A node sends so many of the last messages of a process that has died again, and one more.
+_DOUBTFUL = 4
 # What is over sooner needs no bar.
 _SHOW_AFTER_S = 1.0
 # Where nobody watches, a line that often at most.
 _LINE_EVERY_S = 10.0
 # A stream is waited for that long; the head gives a connection up after 15 seconds without an answer.
 _STUCK_S = 5.0
+
+
+def _begin_of(lines: Sequence[str], messages: Sequence[Sequence[str]]) -> int:
+    """Returns how many of *lines* the last of *messages* had, as many of these as *lines* may begin with."""
+    for first in range(len(messages)):
+        had = [line for message in messages[first:] for line in message]
+        if list(lines[: len(had)]) == had:
+            return len(had)
+    return 0
 
 
 class _Bars(Protocol):
@@ -75,10 +87,17 @@ class _Writer:
         with self._lock:
             if self._thread is None:
                 # No thread of a pool: Python would wait for it before anything else at its end.
-                self._thread = threading.Thread(target=self._work, name="skyinfra-writer", daemon=True)
-                self._thread.start()
-            self._todo.put((action, done))
-            stuck = self._stuck
+                thread = threading.Thread(target=self._work, name="skyinfra-writer", daemon=True)
+                with contextlib.suppress(RuntimeError):  # Python ends, or the machine has no room for a thread
+                    thread.start()
+                    self._thread = thread
+            started, stuck = self._thread is not None, self._stuck
+            if started:
+                self._todo.put((action, done))
+        if not started:
+            with contextlib.suppress(Exception):
+                action()
+            return
         if not stuck and not done.wait(_STUCK_S):
             with self._lock:
                 self._stuck = self._stuck or not done.is_set()
@@ -92,7 +111,8 @@ class _Writer:
             done = threading.Event()
             with self._lock:
                 self._todo.put((str, done))
-            done.wait()
+            # After a signal that ends the program nobody can end this but by another kind.
+            done.wait(_STUCK_S if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN else None)
 
     def _work(self) -> None:
         while True:
@@ -146,8 +166,8 @@ class Watcher:
         self._bars: dict[str | None, _Bars] = {}
         self._rows: dict[str, _Bars] = {}
         self._said: dict[str, float] = {}
-        # The lines of the last message of each task.
-        self._got: dict[str, list[str]] = {}
+        # The lines of the last messages of each task.
+        self._got: dict[str, tuple[tuple[str, ...], ...]] = {}
         self._warned = False
         # Whether an exception of `output=` was said.
         self._failed = False
@@ -170,11 +190,11 @@ class Watcher:
         context = self._contexts.get(key) or contextvars.copy_context()
         slot, name, what = content
         if kind in ("output", "again"):
-            had = self._got.get(key, [])
-            # What is sent again begins with the last message, which may have been lost with its process.
-            known = len(had) if kind == "again" and what[: len(had)] == had else 0
+            # What is sent again begins with the last messages, which may have been lost with their process.
+            got = self._got.get(key, ())
+            known = _begin_of(what, got) if kind == "again" else 0
             if key in self._contexts:
-                self._got[key] = what
+                self._got[key] = (*got[1 - _DOUBTFUL :], tuple(what)) if kind == "output" else (tuple(what),)
             context.run(self._show_lines, slot, what[known:])
         elif kind == "progress" and self._progress:
             context.run(self._step, key, f"{slot} {name}", *what)

@@ -14,7 +14,7 @@ IGNORE = ".skyinfraignore"
 # A script takes no more with it than that by itself; data are put there once, or included by name.
 MOST_FILES = 2_000
 MOST_BYTES = 100 * 2**20
-_GIT_S = 10
+_GIT_S = 60
 
 
 def folder_of(script: Path) -> Path | None:
@@ -78,7 +78,9 @@ def _ignored_by_git(folder: Path) -> list[str]:
         f"Git does not say what it ignores: {why}",
         field="includes",
         given=str(folder),
-        hint=f"`git config --global --add safe.directory {shlex.quote(str(above))}` trusts a folder of another "
+        hint="Name a smaller folder (workdir), or send the script alone (--alone)."
+        if why.startswith("git takes")
+        else f"`git config --global --add safe.directory {shlex.quote(str(above))}` trusts a folder of another "
         "account; install git where there is none.",
     )
 

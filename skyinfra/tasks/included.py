@@ -140,7 +140,8 @@ def with_modules(included: Included | None, names: Collection[str]) -> Included 
     _needed.update(names)
     if not _needed:
         return included
-    for base, needed, code, made, times in _made:
+    # Other threads submit tasks too.
+    for base, needed, code, made, times in tuple(_made):
         if base is included and needed == _needed and code.is_current and times.hold():
             return made
     code = code_of(_needed)

@@ -16,7 +16,7 @@ import site
 import sys
 import sysconfig
 import types
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import metadata
@@ -100,6 +100,8 @@ class _Loaded:
 _loaded: dict[str, _Loaded] = {}
 # Files of modules that are not imported here, by their names; again when they have changed.
 _files: dict[tuple[str, str, int, int], Source] = {}
+# The data files of each package's folder that went last: a program may write its results beside them.
+_sent: dict[Path, list[Data]] = {}
 
 
 def is_own(name: object) -> bool:
@@ -181,10 +183,10 @@ def _metadata_of(sources: Collection[Source]) -> list[Data]:
     """Returns files of the distributions that *sources* are of: an editable install has them elsewhere."""
     if not any(name.startswith(_METADATA) for each in sources for name in each.imports):
         return []
-    known, found = metadata.packages_distributions(), {}
+    known, found = _distributions(tuple(sys.path)), {}
     for top in {each.name.partition(".")[0] for each in sources}:
         for name in known.get(top, [top]):
-            with contextlib.suppress(metadata.PackageNotFoundError, OSError):
+            with contextlib.suppress(metadata.PackageNotFoundError, OSError, ValueError):
                 made = metadata.distribution(name)
                 for file in ("METADATA", "entry_points.txt"):
                     path = f"{name.replace('-', '_')}-{made.version}.dist-info/{file}"
@@ -193,14 +195,31 @@ def _metadata_of(sources: Collection[Source]) -> list[Data]:
     return [found[path] for path in sorted(found)]
 
 
+@functools.lru_cache(maxsize=4)
+def _distributions(_path: tuple[str, ...]) -> Mapping[str, list[str]]:
+    """Returns the distributions of each package that is found on *path*; all of them are read for that."""
+    with contextlib.suppress(Exception):  # of a broken installation
+        return metadata.packages_distributions()
+    return {}
+
+
 def _data(path: str, folder: Path) -> list[Data]:
-    files = [file for file in _files_of(folder) if file.suffix not in (".py", ".pyc") and not _stays(file)]
-    try:
-        if len(files) > _MOST_FILES or sum(file.stat().st_size for file in files) > _MOST_BYTES:
-            return []
-        return [Data(f"{path}/{file.relative_to(folder).as_posix()}", file, file.read_bytes()) for file in files]
-    except OSError:  # one that comes and goes, or that is not for us
-        return []
+    found: list[Data] = []
+    size = 0
+    for file in _files_of(folder):
+        try:
+            if file.suffix in (".py", ".pyc") or _stays(file):
+                continue
+            size += file.stat().st_size
+            if len(found) == _MOST_FILES or size > _MOST_BYTES:
+                return _sent.get(folder, [])
+            found.append(Data(f"{path}/{file.relative_to(folder).as_posix()}", file, file.read_bytes()))
+        except FileNotFoundError:  # it comes and goes
+            continue
+        except OSError:  # it is not for us
+            return _sent.get(folder, [])
+    _sent[folder] = found
+    return found
 
 
 def _stays(file: Path) -> bool:
@@ -276,7 +295,8 @@ def _within(package: str, folder: Path) -> list[str]:
             parts.pop()
         if all(part.isidentifier() for part in parts):
             found.append(".".join([package, *parts]))
-            size += file.stat().st_size
+            with contextlib.suppress(OSError):  # it comes and goes
+                size += file.stat().st_size
         if len(found) > _MOST_FILES or size > _MOST_BYTES:
             return []
     return found
@@ -302,6 +322,12 @@ def _files_of(folder: Path) -> Iterator[Path]:
 def is_own_file(file: Path) -> bool:
     """Returns whether *file* is there, and belongs to neither Python nor an installed package."""
     return file.is_file() and _is_own_place(file)
+
+
+@functools.lru_cache(maxsize=1024)
+def in_own_place(file: str) -> bool:
+    """Returns whether *file* is where programs are, and not where packages are installed."""
+    return _is_own_place(Path(file))
 
 
 def _is_own_place(path: Path) -> bool:

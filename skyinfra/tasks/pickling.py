@@ -264,7 +264,11 @@ def _is_installed(module: str) -> bool:
     """Returns whether nodes import *module* from Python or an installed package, as they do for plain functions."""
     by_value = cloudpickle.list_registry_pickle_by_value()
     registered = any(f"{module}.".startswith(f"{each}.") for each in by_value)
-    return getattr(sys.modules[module], "__spec__", None) is not None and not modules.is_own(module) and not registered
+    found = sys.modules[module]
+    file = getattr(found, "__file__", None)
+    # Also where it is no module that travels: a notebook that was imported, a module without its source.
+    here = module == "__mp_main__" or (isinstance(file, str) and modules.in_own_place(file))
+    return getattr(found, "__spec__", None) is not None and not here and not registered
 
 
 def _pack(value: object, needs: Needs, *, whole: bool = False) -> Payload:

@@ -9,6 +9,7 @@ of notebooks, which are no files.
 from __future__ import annotations
 
 import ast
+import builtins
 import contextlib
 import functools
 import importlib.util
@@ -187,13 +188,13 @@ def values_used(code: types.CodeType, script: Script) -> dict[str, object]:
 
 @functools.lru_cache(maxsize=1024)
 def used(code: types.CodeType) -> tuple[str, ...]:
-    """Returns the global names that *code* reads, with those of the functions in it. Builtin names are among them: a
-    module may have another value for one."""
+    """Returns the global names that *code* reads, with those of the functions in it. Builtin names are among them, of
+    which a module may have another value; ``__name__`` and the like are not: each module has its own."""
     names = dict.fromkeys(_global_names(code))
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             names.update(dict.fromkeys(used(constant)))
-    return tuple(names)
+    return tuple(name for name in names if not (name.startswith("__") and hasattr(builtins, name)))
 
 
 def _global_names(code: types.CodeType) -> Iterator[str]:
@@ -327,8 +328,12 @@ def _starred(statement: ast.stmt, package: str) -> Iterator[str]:
     """The names that ``from MODULE import *`` has set here."""
     for node in _walk(statement):
         if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
-            name = importlib.util.resolve_name("." * node.level + (node.module or ""), package or None)
-            space = vars(sys.modules[name]) if name in sys.modules else {}
+            try:
+                name = importlib.util.resolve_name("." * node.level + (node.module or ""), package or None)
+            except ImportError:  # it has failed here too, in a `try`
+                continue
+            module = sys.modules.get(name)
+            space = vars(module) if module is not None else {}
             yield from space.get("__all__", [each for each in space if not each.startswith("_")])
 
 

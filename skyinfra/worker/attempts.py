@@ -38,7 +38,7 @@ _LAST_BYTES = 2000
 # A file for each slot: the process of its worker, and the key of the task that it runs, in one line.
 _RUNNING = "running"
 _LONGEST_LINE = 4096
-# At the end of that file: how many bytes of its output the client of the task was sent, and before the last message.
+# At the end of that file: how many bytes of its output the client of the task was sent, and before the last messages.
 _SHOWN = b"%020d %020d"
 _SHOWN_BYTES = len(_SHOWN % (0, 0))
 _SHOWN_AT = _LONGEST_LINE - 64

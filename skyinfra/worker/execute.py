@@ -32,7 +32,7 @@ from skyinfra.blobs.payload import Payload
 from skyinfra.blobs.transfer import BlobsMissing
 from skyinfra.engine import carried, main_thread
 from skyinfra.engine.deaths import Death
-from skyinfra.errors import StateDirectoryError, TaskNotPicklable, TaskTimeout, TaskTooLarge
+from skyinfra.errors import SkyinfraError, StateDirectoryError, TaskNotPicklable, TaskTimeout, TaskTooLarge
 from skyinfra.node import device, faults
 from skyinfra.program import main as program
 from skyinfra.protocol import failures, instance, jobs
@@ -158,6 +158,7 @@ def _execute(
     def again(death: Death | None) -> None:
         folder = Path(os.environ[instance.NODE_DIRECTORY])
         secrets.recover(task.key, masker, Path(output.file_of(task.key, folder)))
+        output.end_line(output.file_of(task.key, folder))
         streaming.send_rest(task.key, folder, say, death)
 
     outcome: Outcome | None = None
@@ -241,7 +242,9 @@ def _call(
     except BaseException as error:  # noqa: BLE001 - what is unpickled may raise anything
         if (failed := faults.of_loading(error)) is not None:
             raise failed from (error if failed is not error else error.__cause__)
-        if isinstance(error, Exception) and inputs.has_other_code() and not stateful.any_kept():
+        # These are the same in a new process.
+        stays = isinstance(error, BlobsMissing | ModuleNotFoundError | SkyinfraError)
+        if isinstance(error, Exception) and not stays and inputs.has_other_code() and not stateful.any_kept():
             # What was loaded before may be why: much can be registered once in a process.
             main_thread.admit(fresh=True)
         with cancellation.reachable():
@@ -413,7 +416,9 @@ def _late(task: Header) -> TaskTimeout:
 
 def load(task: Header, call: bytes) -> tuple[Callable[..., object], tuple[object, ...], dict[str, object]]:
     """Returns the function of the pickled *call* with its arguments. Raises what unpickling raises."""
-    with inputs.importing():
+    # What the task itself is given ends with it.
+    given = {*(task.env or ()), *(use.variable for use in task.secrets)}
+    with inputs.importing(given):
         loaded = program.loading(lambda: inputs.load(task.parts) if task.parts else pickle.loads(call))  # noqa: S301
     return cast(tuple[Callable[..., object], tuple[object, ...], dict[str, object]], loaded)
 

@@ -209,6 +209,15 @@ def keep_logging() -> None:
             handler.setStream(stream)
 
 
+def end_line(file: str) -> None:
+    """Ends the last line of *file*, the output of a task that starts again."""
+    with contextlib.suppress(OSError), open(file, "r+b") as stream:  # noqa: PTH123 - as below
+        if stream.seek(0, os.SEEK_END):
+            stream.seek(-1, os.SEEK_END)
+            if stream.read(1) not in b"\r\n":
+                stream.write(b"\n")
+
+
 def file_of(key: str, folder: Path | str) -> str:
     """Returns the file with the output of the task *key*, in the *folder* of the node; it may not exist."""
     return f"{folder}/{FOLDER}/{key}.log"

@@ -16,7 +16,7 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -40,6 +40,8 @@ _EVERY_S = 0.1
 _MOST = 32 * 1024
 # Of more than that, the first lines are sent as well.
 _FIRST = 8 * 1024
+# So many of the last messages may not have left a process that has died: another thread writes them.
+_DOUBTFUL = 3
 # Seconds between two messages of `progress`, which may be called at every step.
 _PROGRESS_S = 0.2
 # Characters of a note that heartbeats carry.
@@ -90,25 +92,29 @@ class _Tail:
         if send is None:
             self.restart(os.stat(file).st_size)  # noqa: PTH116 - as below
             return
-        self.restart(*_begins.pop(file, (0, 0)))
+        self.restart(*_begins.pop(file, (0, ())))
         if self._offset:
-            attempts.note_shown(self._offset, self._sure)
+            self._note(self._offset)
 
-    def restart(self, offset: int = 0, sure: int = 0) -> None:
-        """Goes on at *offset*. sure: where the last message began; what was before it has arrived."""
-        self._offset, self._sure, self._lines, self._bars = offset, sure, Lines(), Bars(progress)
+    def restart(self, offset: int = 0, begins: Iterable[int] = ()) -> None:
+        """Goes on at *offset*. begins: where the last messages began; what was before them has arrived."""
+        self._offset, self._lines, self._bars = offset, Lines(), Bars(progress)
+        self._last = deque(begins, maxlen=_DOUBTFUL)
 
-    def again(self, shown: int) -> tuple[int, int]:
-        """Sends the lines of the last message once more, which ended at *shown*, and all that came after it.
+    def again(self, shown: int, send: Send) -> tuple[int, Iterable[int]]:
+        """Sends the lines of the last messages once more, which ended at *shown*, and then all that came after them.
 
-        Returns where this message ends, and where it begins.
+        They may be lost with this process, as those were. Returns where they end, and where both begin.
         """
+        self._last.append(self._offset)
         lines = [*self._added(shown), *self._lines.feed(b"", final=True)]
-        lines += [*self._added(), *self._lines.feed(b"", final=True)]
-        attempts.note_shown(self._offset, self._sure)
-        if self._send is not None and (found := self._bars.kept(lines, final=True)):
-            self._send(found)
-        return self._offset, self._sure
+        self._last.append(self._offset)
+        rest = [*self._added(), *self._lines.feed(b"", final=True)]
+        self._note(self._offset)
+        send("again", self._bars.kept(lines))
+        # Clients of before know this kind alone.
+        send("output", self._bars.kept(rest, final=True))
+        return self._offset, self._last
 
     def advance(self, *, final: bool = False) -> None:
         """Sends the new lines; *final*: with the last, incomplete one."""
@@ -118,12 +124,15 @@ class _Tail:
         if self._send is None:
             return
         if shown:
-            self._sure = begin
+            self._last.append(begin)
         if lines:
             # Before it is sent: the process may end before it leaves it. A line that is not whole comes again then.
-            attempts.note_shown(self._offset - self._lines.held, self._sure)
+            self._note(self._offset - self._lines.held)
         if shown:
             self._send(shown)
+
+    def _note(self, end: int) -> None:
+        attempts.note_shown(end, self._last[0] if self._last else end)
 
     def _added(self, until: int | None = None) -> Iterator[str]:
         """Yields the lines that were added. until: no more than up to there."""
@@ -133,7 +142,7 @@ class _Tail:
                 return
             with open(self._file, "rb") as file:  # noqa: PTH123 - as above
                 file.seek(self._offset)
-                if size - self._offset > _MOST:
+                if until is None and size - self._offset > _MOST:
                     yield from self._first_and_last(file, size)
                 data = file.read(_MOST if until is None else until - self._offset)
         except OSError:
@@ -164,8 +173,8 @@ _sent_at = 0.0
 # Whether a task runs, and what it reported of its progress last.
 _runs = False
 _last_progress: Progress | None = None
-# How much of an output an earlier start of its task has printed, and was sent; and where the last message of it began.
-_begins: dict[str, tuple[int, int]] = {}
+# How much of an output an earlier start of its task has printed, and was sent; and where the last messages of it began.
+_begins: dict[str, tuple[int, Iterable[int]]] = {}
 
 
 def _fleet() -> str:
@@ -209,16 +218,17 @@ def sending_output(
 def send_rest(key: str, folder: Path, send: Send | None, death: Death | None) -> None:
     """Sends what the task *key* had printed when its process died, and its client had not got, before it starts again.
 
-    The last message may have been lost with the process. It is sent again, as ``("again", lines)``: the client knows
-    whether it has it. *death*: says how much was sent; None where nobody knows: the client gets all of it again then.
+    The last messages may have been lost with the process. They are sent again, as ``("again", lines)``: the client
+    knows which of them it has. *death*: says how much was sent; None where nobody knows: the client gets all of it
+    again then.
     """
     file = output.file_of(key, folder)
     if send is None or death is None or not os.path.exists(file):  # noqa: PTH110 - as above
         return
     # Of a flood, parts are left out anyway.
-    sure = death.sure if death.shown - death.sure <= _MOST else death.shown
-    _begins[file] = sure, sure
-    _begins[file] = _Tail(file, functools.partial(send, "again"), lambda: key).again(death.shown)
+    sure = death.sure if death.shown - death.sure <= _DOUBTFUL * _MOST else death.shown
+    _begins[file] = sure, ()
+    _begins[file] = _Tail(file, functools.partial(send, "output"), lambda: key).again(death.shown, send)
 
 
 def progress(done: float, total: float | None = None, note: str = "") -> None:

@@ -9,6 +9,7 @@ import pty
 import re
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -397,3 +398,64 @@ def test_what_is_held_of_a_line_is_counted_in_bytes(cut):
     begin = cut - lines.held
     assert first + lines.feed(data[cut:], final=True) == ["one", "50%", "\u20ac and \ufffd", "", "last"]
     assert first + Lines().feed(data[begin:], final=True) == ["one", "50%", "\u20ac and \ufffd", "", "last"]
+
+
+@pytest.mark.parametrize("lost", ["nothing", "the last message", "all"])
+def test_what_is_sent_again_is_shown_once(tmp_path, lost):
+    """As the client has it, whichever messages were lost with two processes."""
+    from skyinfra.engine.deaths import Death
+    from skyinfra.submission.watching import Watcher
+    from skyinfra.worker import output, streaming
+
+    lines: list[str] = []
+    watcher = Watcher(lambda _, line: lines.append(line), progress=False)
+    watcher.begins(["k"])
+    sent: list[tuple[str, list[str]]] = []
+    file = Path(output.file_of("k", tmp_path))
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"a\nb\nc\n")
+    if lost != "all":
+        watcher.handle("output", "k", ("n0/0", "f", ["a", "b"]))
+    streaming.send_rest("k", tmp_path, lambda *message: sent.append(message), Death(1, shown=4, sure=0))
+    assert sent == [("again", ["a", "b"]), ("output", ["c"])]
+    kept = sent[: {"nothing": 2, "the last message": 1, "all": 0}[lost]]
+    for kind, what in kept:
+        watcher.handle(kind, "k", ("n0/0", "f", what))
+    sent.clear()
+    with file.open("ab") as stream:
+        stream.write(b"d\n")
+    streaming.send_rest("k", tmp_path, lambda *message: sent.append(message), Death(1, shown=6, sure=0))
+    assert sent == [("again", ["a", "b", "c"]), ("output", ["d"])]
+    for kind, what in sent:
+        watcher.handle(kind, "k", ("n0/0", "f", what))
+    watcher.handle("output", "k", ("n0/0", "f", ["d"]))
+    assert lines == ["a", "b", "c", "d", "d"]
+
+
+def test_lines_are_written_where_no_thread_can_be_started(monkeypatch):
+    from skyinfra.submission import watching
+
+    def refuse(_):
+        raise RuntimeError("can't start new thread")
+
+    written: list[str] = []
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    writer = watching._Writer()
+    writer.write(written.append, "x\n")
+    writer.settle()
+    assert written == ["x\n"]
+
+
+def test_the_last_lines_of_a_log_end_whatever_a_node_answers():
+    from skyinfra.protocol import questions
+
+    asked: list[dict[str, int]] = []
+
+    def ask(**given):
+        asked.append(given)
+        return {"text": "\r1%", "path": "log", "offset": len(asked)}
+
+    assert questions.last_lines(ask, 5)["text"] == "\r1%" * 5 and len(asked) == 5
+    asked.clear()
+    endless = questions.last_lines(lambda **given: {"text": "x", "path": "log", "offset": 0}, 5)
+    assert endless["text"] == "x" * questions._MOST_PARTS

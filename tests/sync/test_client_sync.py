@@ -155,6 +155,40 @@ def test_what_an_import_sets_leaves_with_its_code_and_the_device_stays(project, 
     del sys.modules["setting"]
 
 
+@pytest.mark.parametrize("text", ["os.environ.pop('A_KEY')", "os.environ['A_KEY'].strip()"])
+@pytest.mark.parametrize("secret", [False, True])
+def test_what_a_task_is_given_is_kept_of_no_import(project, fleet, monkeypatch, text, secret):
+    (project / "src" / "taking.py").write_text(
+        f"import os\nKEY = {text} if 'A_KEY' in os.environ else None\n"
+        "if KEY and 'strip' in open(__file__).read(): os.environ['A_KEY'] = KEY\ndef use(): return len(KEY or '')\n"
+    )
+    monkeypatch.syspath_prepend(str(project / "src"))
+    sys.modules.pop("taking", None)
+    importlib.invalidate_caches()
+    taking = importlib.import_module("taking")
+    monkeypatch.setenv("A_KEY", "value ")
+    options = {"secrets": ["A_KEY"]} if secret else {"env": {"A_KEY": "value "}}
+    with open_pool(fleet.manifest, includes=["src"]) as one, open_pool(fleet.manifest) as other:
+        for _ in range(2):
+            assert first(one, Task(taking.use).options(**options)) >= 5
+            assert first(other, Task(os.getenv, ("A_KEY",))) is None
+    del sys.modules["taking"]
+
+
+def test_a_module_that_a_node_lacks_costs_no_process(project, fleet, monkeypatch):
+    (project / "src" / "lacking.py").write_text(
+        "import os\nif 'SKYINFRA_SLOT' in os.environ: raise ModuleNotFoundError('no such part')\ndef use(): return\n"
+    )
+    monkeypatch.syspath_prepend(str(project / "src"))
+    lacking = importlib.import_module("lacking")
+    with open_pool(fleet.manifest, includes=["src"]) as pool, open_pool(fleet.manifest) as other:
+        before, _, _ = first(other, Task(environment, ("os",)))
+        with pytest.raises(ModuleNotFoundError, match="no such part"):
+            first(pool, Task(lacking.use))
+        assert first(pool, Task(os.getpid)) == before
+    del sys.modules["lacking"]
+
+
 def test_code_that_cannot_be_loaded_beside_other_code_gets_a_process_of_its_own(project, fleet, monkeypatch, tmp_path):
     once = "import codecs, os\nif hasattr(codecs, 'once'): raise ValueError('twice')\ncodecs.once = True\n"
     monkeypatch.syspath_prepend(str(project / "src"))

@@ -94,8 +94,22 @@ def test_the_data_files_of_packages_go_along(write: Write, tmp_path: Path) -> No
 
     went = ("data_pkg/deep/words.txt", "data_pkg/inner/one.json", "data_pkg/table.csv")
     assert found() == {name: files[name].encode() for name in went}
+    # What a program writes beside its code in the meantime leaves what goes as it is.
     (tmp_path / "data_pkg/large").write_bytes(bytes(6 * 2**20))
-    assert found() == {}
+    assert found() == {name: files[name].encode() for name in went}
+    write({"large_pkg/__init__.py": "", "large_pkg/table.csv": "1"})
+    (tmp_path / "large_pkg/large").write_bytes(bytes(6 * 2**20))
+    assert modules.data_of(modules.closure(["large_pkg"])) == []
+
+
+def test_a_file_that_comes_and_goes_hinders_no_other(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write({"brief_pkg/__init__.py": "", "brief_pkg/one.txt": "1", "brief_pkg/two.py": ""})
+    listed = modules._files_of
+    gone = [tmp_path / "brief_pkg/gone.txt", tmp_path / "brief_pkg/gone.py"]
+    monkeypatch.setattr(modules, "_files_of", lambda folder: iter([*gone, *listed(folder)]))
+    assert [each.path for each in modules.data_of(modules.closure(["brief_pkg"]))] == ["brief_pkg/one.txt"]
 
 
 def test_what_says_the_version_of_an_own_package_goes_with_one_that_asks(write: Write, tmp_path: Path) -> None:
@@ -200,6 +214,20 @@ def test_what_an_installed_package_decorates_is_what_the_node_has(tmp_path: Path
     (tmp_path / "program.py").write_text(INSTALLED)
     done = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.stdout == "ended well\n", done.stderr
+
+
+def test_a_notebook_that_is_imported_as_a_module_travels_by_value(tmp_path: Path) -> None:
+    (tmp_path / "book.ipynb").write_text("import skyinfra as sky\n@sky.compute\ndef f(): return 3\n")
+    text = (
+        "import importlib.machinery, importlib.util, sys\nfrom skyinfra.tasks import pickling\n"
+        "from skyinfra.tasks.needs import Needs\nloader = importlib.machinery.SourceFileLoader('book', 'book.ipynb')\n"
+        "spec = importlib.util.spec_from_loader('book', loader)\nbook = importlib.util.module_from_spec(spec)\n"
+        "sys.modules['book'] = book\nloader.exec_module(book)\nprint(pickling.dump(book.f(), Needs()).hex())\n"
+    )
+    command = [sys.executable, "-c", text]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    function, arguments, _ = pickle.loads(bytes.fromhex(done.stdout))
+    assert function(*arguments) == 3
 
 
 def test_a_new_type_without_a_file_travels_by_value() -> None:

@@ -81,7 +81,8 @@ import enum, pickle, threading
 from skyinfra.tasks import pickling
 from skyinfra.tasks.needs import Needs
 from skyinfra.tasks.task import Task
-from starred import *
+try: from .starred import *
+except ImportError: from starred import *
 
 LIMIT = 1
 DEVICE = "cuda"
@@ -95,6 +96,9 @@ class Scale(enum.Enum):
 def named(): return f"{id} {len(STATE)}", DEVICE, shared, guard, CONFIGURED.rate, OPENED
 def eval(): return setting
 def through(): return eval()
+def logs():
+    class Inner: pass
+    return __name__, Inner
 TABLE = {"a": 1}
 UNCHANGED = [1, 2]
 CONFIG = dict(lr=1e-3, sizes=list((4 * 1024,)))
@@ -127,6 +131,7 @@ if __name__ == "__main__":
     more = values(Task(named)).values
     assert set(more) == {"id", "CONFIGURED"} and vars(more["CONFIGURED"]) == {"rate": 2}, more
     assert values(Task(through)).values == {"setting": {"lr": 1}}
+    assert values(Task(logs)).values == {}
     sent = pickling.dump(Task(named, (Scale.plain,)), Needs())
     assert b"Scale" in sent and b"_make_skeleton_enum" not in sent
     found = values(Task(function))
@@ -214,7 +219,7 @@ def test_a_value_of_another_kind_is_another_one() -> None:
 
 def test_a_script_without_such_a_block_travels_by_value(tmp_path: Path) -> None:
     text = (
-        PROGRAM.partition("if __name__")[0].replace("from starred import *\n", "")
+        PROGRAM.partition("if __name__")[0].replace("from starred import *", "pass")
         + "call, included = pickling.dump_call(Task(alone))\nprint(included)\n"
     )
     (tmp_path / "program.py").write_text(text)
