@@ -14,6 +14,11 @@ locals {
 resource "terraform_data" "checks" {
   lifecycle {
     precondition {
+      condition     = !local.own_profile || length(distinct([for key in keys(var.labels) : lower(key)])) == length(var.labels)
+      error_message = "labels: no two names that differ in case alone, which IAM takes for one."
+    }
+
+    precondition {
       condition     = var.vpc_id == null || length(var.subnet_ids) > 0
       error_message = "vpc_id: a VPC alone does not say where in it the nodes stand. Give subnet_ids, the subnets of that VPC to use, or leave vpc_id out for a network of the module's own."
     }

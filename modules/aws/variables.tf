@@ -179,11 +179,6 @@ variable "labels" {
   }
 
   validation {
-    condition     = length(distinct([for key in keys(var.labels) : lower(key)])) == length(var.labels)
-    error_message = "labels: no two names that differ in case alone, which IAM takes for one."
-  }
-
-  validation {
     condition     = alltrue([for value in values(var.labels) : can(regex("^[\\p{L}\\p{N} +=._:/@-]{0,256}$", value))])
     error_message = "labels: values of letters, digits, spaces and + - = . _ : / @, at most 256 characters."
   }

@@ -48,8 +48,9 @@ here() {
   fi
   address=${place#*://}
   address=${address%%/*}
+  case "$address" in :*) address=127.0.0.1 ;; esac
   case "$place:${address##*@}" in
-    *:127.0.0.1 | *:127.0.0.1:* | *:localhost | *:localhost:* | *:'[::1]' | *:'[::1]':*) ;;
+    *:127.*.*.* | *:0.0.0.0 | *:0.0.0.0:* | *:localhost | *:localhost:* | *:'[::1]' | *:'[::1]':*) ;;
     ssh://* | tcp://*)
       fail "engine: $ENGINE speaks to $place (its context, or a variable), and this fleet is of this machine: declare sky.Container(host=\"ssh://...\"), or unset that" ;;
   esac
@@ -68,15 +69,16 @@ lingers() {
   place=${HOST-}
   here
   case "$ENGINE:$place" in
-    *:ssh://*/run/user/[1-9]*)
+    *:ssh://*/run/user/[1-9]*/*)
       machine=${place%%/run/user/*}
-      user=
-      case "$machine" in *@*) user=${machine#ssh://} user=${user%@*} user=${user%%:*} ;; esac
+      # Of whom the socket is, whoever logs in.
+      user=${place#*/run/user/}
+      user=${user%%/*}
       status=0
       ssh -n -o BatchMode=yes -o ConnectTimeout=10 "$machine" \
-        "test ! -d /run/systemd/system || test -e /var/lib/systemd/linger/${user:-\$(id -un)}" >/dev/null 2>&1 || status=$?
+        "test ! -d /run/systemd/system || test -f /var/lib/systemd/linger/\$(getent passwd $user | cut -d: -f1)" >/dev/null 2>&1 || status=$?
       # Any other one is of an ssh that does not get there, as Podman may by ways of its own.
-      [ "$status" != 1 ] || fail "host: containers of ${user:-its user} end with the last login: run \`loginctl enable-linger${user:+ $user}\` there (given: $HOST)"
+      [ "$status" != 1 ] || fail "host: containers of the user $user end with its last login: run \`loginctl enable-linger $user\` there (given: $HOST)"
       ;;
     podman: | *:unix:*/run/user/[1-9]*)
       [ "$(id -u)" = 0 ] || [ "$(loginctl show-user "$(id -un)" --property=Linger --value 2>/dev/null)" != no ] ||
@@ -142,8 +144,18 @@ prepare() {
   engine rm -f "$DELIVERED" >/dev/null
 }
 
+# Whether the engine has one of these, of whichever machine it is: what a version before made elsewhere is removed there.
+has() {
+  kind=$1
+  shift
+  for each in "$@"; do
+    ! (engine "$kind" inspect "$each") >/dev/null 2>&1 || return 0
+  done
+  return 1
+}
+
 clear_all() {
-  answers
+  has volume ${VOLUMES-} || has network ${NETWORK-} || answers
   for volume in ${VOLUMES-}; do
     engine rm -f "$volume" >/dev/null 2>&1 || true
     if engine volume inspect "$volume" >/dev/null 2>&1; then
@@ -322,7 +334,7 @@ running() {
 }
 
 down() {
-  answers
+  has container "$CONTAINER" || answers
   found=$(look)
   [ -z "$found" ] || remove
 }

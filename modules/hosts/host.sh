@@ -65,7 +65,7 @@ check_words() {
 
 # What is declared comes before what the configuration of the person says, as ssh takes the first.
 configure_ssh() {
-  check_words "${NODE-}" "" "" "${KNOWN_AS-}" ""
+  check_words "" "" "" "${KNOWN_AS-}" ""
   {
     reached_by "$HOST" "$SSH_USER" "$SSH_PORT" "$HOST_KEY" "$KEY_FILE"
     if [ -n "$VIA" ]; then
@@ -124,7 +124,7 @@ refused() {
 # A machine that was just made answers after a while, and at first perhaps with another host key than that which it gets.
 claim() {
   end=$(($(date +%s) + ${PATIENCE:-0}))
-  until node claim "$FLEET" "$FLEET_ID" "$NODE"; do
+  until node claim "$FLEET" "$FLEET_ID" "$NODE" "${PATIENCE:-0}"; do
     code=$?
     [ "$code" = 255 ] && [ "$(date +%s)" -lt "$end" ] || refused "$code"
     sleep 3
@@ -227,6 +227,11 @@ down() {
 
 configure_ssh
 case "${1-}" in
-  claim | deliver | up | configure | down) "$1" ;;
+  # These alone are given NODE: npm sets one of its own.
+  claim | down)
+    check_words "$NODE" "" "" "" ""
+    "$1"
+    ;;
+  deliver | up | configure) "$1" ;;
   *) fail "usage: host.sh claim|deliver|up|configure|down" ;;
 esac

@@ -1,10 +1,10 @@
 #!/bin/sh
 # What root does on a machine that is set up over SSH; host.sh sends it there by standard input.
-#   claim FLEET ID NODE   make it that node of the fleet, where it can be one
-#   up                    set it up with what was delivered, anew where it has been set up before
-#   configure             put the delivered configuration of the node in place: the running node takes it over
-#   state                 one line: ready, stopped WHY, failed WHY, or what it does
-#   down FLEET ID NODE    give it back as it was found
+#   claim FLEET ID NODE NEW   make it that node of the fleet, where it can be one; NEW is 0 where it stood before
+#   up                        set it up with what was delivered, anew where it has been set up before
+#   configure                 put the delivered configuration of the node in place: the running node takes it over
+#   state                     one line: ready, stopped WHY, failed WHY, or what it does
+#   down FLEET ID NODE        give it back as it was found
 set -eu
 umask 022
 etc=/etc/skyinfra opt=/opt/skyinfra var=/var/lib/skyinfra run=/run/skyinfra units=/etc/systemd/system
@@ -31,7 +31,8 @@ claim() {
   if [ -e "$etc/fleet" ]; then
     if [ "$(cat "$etc/fleet")" = "$1 $2" ]; then
       own=$(own)
-      [ "${own:-$3}" = "$3" ] || fail "it is the node $own of this fleet already: the declaration has this machine twice. Where the fleet has no $own any more, remove $etc/node and $etc/node.json there."
+      # One that was just made has that name from an image of another node.
+      [ "${own:-$3}" = "$3" ] || [ "${4:-0}" != 0 ] || fail "it is the node $own of this fleet already: the declaration has this machine twice. Where the fleet has no $own any more, remove $etc/node and $etc/node.json there."
       echo "$3" >"$etc/node"
       return 0
     fi

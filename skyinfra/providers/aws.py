@@ -118,7 +118,7 @@ class AWS(CloudProvider):
                 given=self.spot_max_price,
                 hint="Declare the pool with spot=True, or limit its price with max_hourly_cost.",
             )
-        check_labels(request.labels)
+        check_labels(request.labels, role=self.iam_instance_profile is None)
 
     def check_selection(self, selected: SelectedMachines) -> None:
         """Raises `InvalidField` where one of the machines has no Elastic Fabric Adapter that is asked for."""

@@ -51,12 +51,12 @@ def _types(given: tuple[str, ...]) -> tuple[str, ...]:
     return given
 
 
-def check_labels(labels: Mapping[str, str]) -> None:
-    """Raises `InvalidField` where *labels* cannot be tags of EC2."""
+def check_labels(labels: Mapping[str, str], *, role: bool = True) -> None:
+    """Raises `InvalidField` where *labels* cannot be tags of EC2. role: whether a role gets them too."""
     names: dict[str, str] = {}
     for key, value in labels.items():
         other = names.setdefault(key.lower(), key)
-        if other != key:
+        if role and other != key:
             raise InvalidField(
                 f"differs from {other} in case alone, and IAM takes both for one name",
                 field="labels",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,7 +36,8 @@ def bed(request: pytest.FixtureRequest, tmp_path: Path, machines: Path) -> Itera
     """A root with a module, DigitalOcean's unless another case is asked for."""
     case: ModuleCase = getattr(request, "param", DIGITALOCEAN)
     with served(tmp_path, *case.mock) as made:
-        made.environment |= far_end(machines, made.environment["PATH"])
+        # npm, which may have started Terraform, sets NODE for all below it.
+        made.environment |= far_end(machines, made.environment["PATH"]) | {"NODE": "/usr/bin/node"}
         case.answers(made.world)
         declare(made, case)
         made.run("init", "-no-color")
@@ -363,6 +365,18 @@ def test_a_host_whose_node_gets_another_name_is_given_back_before_it_is_set_up_a
     for number, each in enumerate(workers):
         assert node_file(machines, each["address"])["node"] == f"train-gpu{number}"
     assert bed.changes() == {}
+
+
+def test_a_machine_from_an_image_of_another_node_becomes_its_own(bed: Bed, machines: Path) -> None:
+    declare(bed, node_count=1)
+    bed.apply()
+    head = addresses(bed)["train-0"]
+    assert head == "203.0.113.1"
+    shutil.copytree(machines / head, machines / "203.0.113.2", symlinks=True)
+    declare(bed)
+    bed.apply()
+    assert node_file(machines, addresses(bed)["train-1"])["node"] == "train-1"
+    assert (machines / "203.0.113.2/etc/skyinfra/node").read_text() == "train-1\n"
 
 
 @clouds(SSH)

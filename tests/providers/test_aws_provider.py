@@ -256,6 +256,11 @@ def test_labels_that_cannot_be_tags(labels: dict[str, str], field: str) -> None:
     assert refused(sky.InvalidField, labels=labels).field == field
 
 
+def test_labels_that_differ_in_case_alone_go_where_no_role_gets_them() -> None:
+    labels = {"Team": "a", "team": "b"}
+    assert select("L4", aws={"iam_instance_profile": "mine"}, labels=labels).machine_types
+
+
 @pytest.mark.parametrize("region", ["us-gov-west-1", "cn-north-1", "mx-central-1", "eusc-de-east-1"])
 def test_named_types_work_in_regions_whose_prices_are_not_known(region: str) -> None:
     gpu = select("A100-40GB:8", aws={"region": region, "instance_types": ["p4d.24xlarge"]})

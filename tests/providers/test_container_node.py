@@ -18,7 +18,9 @@ printf '%s\\n' "$@" '--end--' >>"$NOTES"
 [ "$1" != --remote ] || shift 3
 [ "$1" != "${FAKE-}" ] || { printf '%s\\n' "$SAYS" >&2; exit 1; }
 case "$1 $2" in
-  "container inspect") echo "${INSPECTED:-Error: no such container c}" >&2; exit 1 ;;
+  "container inspect")
+    [ -z "${STANDS-}" ] || { echo "running 0 id"; exit; }
+    echo "${INSPECTED:-Error: no such container c}" >&2; exit 1 ;;
   "context inspect") echo "${CONTEXT-}" ;;
   "system connection") echo "gpu-box=${CONNECTION-}" ;;
   "network inspect") echo '10.89.7.1 ' ;;
@@ -253,12 +255,21 @@ def test_an_engine_of_another_machine_is_none_of_this_one(
     assert engine.call("down", ENGINE=program, CONTAINER="c", HOST="ssh://root@gpu1", **variables).returncode == 0
 
 
+def test_what_a_version_before_has_made_at_another_engine_is_removed_there(engine: Engine) -> None:
+    done = engine.call("down", ENGINE="docker", CONTAINER="c", CONTEXT="ssh://gpu-box", STANDS="1")
+    assert done.returncode == 0, done.stderr
+    assert [call for call in engine.asked if call[0] == "rm"]
+
+
 @pytest.mark.parametrize(
     ("program", "variables"),
     [
         ("docker", {"CONTEXT": "unix:///home/me/.colima/docker.sock"}),
         ("docker", {"DOCKER_HOST": "tcp://127.0.0.1:2375", "CONTEXT": "ssh://gpu-box"}),
         ("docker", {"DOCKER_HOST": "tcp://[::1]:2375"}),
+        ("docker", {"DOCKER_HOST": "tcp://0.0.0.0:2375"}),
+        ("docker", {"DOCKER_HOST": "tcp://:2375"}),
+        ("docker", {"DOCKER_HOST": "tcp://127.0.1.1:2375"}),
         ("docker", {"CONTAINER_HOST": "ssh://gpu-box"}),
         ("podman", {"CONTAINER_HOST": "tcp://localhost:1234", "DOCKER_HOST": "ssh://gpu-box"}),
         ("podman", {"CONTAINER_HOST": "ssh://core@127.0.0.1:49637/run/user/501/podman/podman.sock"}),
@@ -279,21 +290,23 @@ def session(engine: Engine) -> Engine:
 
 @pytest.mark.parametrize("program", ["docker", "podman"])
 @pytest.mark.parametrize(
-    ("host", "machine", "says", "user"),
+    ("host", "machine"),
     [
-        ("ssh://me@gpu1:22/run/user/1000/p.sock", "ssh://me@gpu1:22", "containers of me end", "enable-linger me`"),
-        ("ssh://[fd00::7]/run/user/1000/p.sock", "ssh://[fd00::7]", "containers of its user end", "enable-linger`"),
+        ("ssh://me@gpu1:22/run/user/1000/p.sock", "ssh://me@gpu1:22"),
+        ("ssh://root@gpu1/run/user/1000/p.sock", "ssh://root@gpu1"),
+        ("ssh://[fd00::7]/run/user/1000/p.sock", "ssh://[fd00::7]"),
     ],
 )
 def test_a_user_of_another_machine_has_to_linger(
-    session: Engine, tmp_path: Path, program: str, host: str, machine: str, says: str, user: str
+    session: Engine, tmp_path: Path, program: str, host: str, machine: str
 ) -> None:
     file = tmp_path / "file"
     given = {"ENGINE": program, "HOST": host, "FILE": str(file)}
     done = session.call("find", **given, SSH="1")
     assert done.returncode == 1 and not file.exists()
-    assert f"skyinfra: host: {says} with the last login" in done.stderr and f"loginctl {user} there" in done.stderr
-    assert machine in session.asked[-1] and "/var/lib/systemd/linger/" in session.asked[-1][-1]
+    assert "skyinfra: host: containers of the user 1000 end with its last login" in done.stderr
+    assert "`loginctl enable-linger 1000` there" in done.stderr
+    assert machine in session.asked[-1] and "linger/$(getent passwd 1000 |" in session.asked[-1][-1]
     # It lingers, or nobody knows.
     for code in ("0", "255", "127"):
         assert (session.call("find", **given, SSH=code).returncode, file.read_text()) == (0, f"{program}\n")

@@ -209,6 +209,8 @@ def test_the_cache_of_jsii_is_left_to_it_where_it_takes_it(tmp_path: Path, monke
     assert not disabled()
     cache = home / ".cache" / "aws" / "jsii" / "package-cache"
     cache.mkdir(parents=True, mode=0o700)
+    for folder in (home, *(each for each in cache.parents if home in each.parents)):
+        folder.chmod(0o755)  # whatever the umask is
     assert not disabled()
     with monkeypatch.context() as patched:
         patched.setattr("os.access", lambda path, mode: path != cache)
