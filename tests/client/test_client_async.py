@@ -234,7 +234,7 @@ def test_a_gang_is_awaited_and_the_loop_goes_on(fleet):
 
 
 @pytest.mark.slow
-def test_a_gang_that_is_cancelled_ends_all_ranks(fleet, tmp_path):
+def test_a_gang_that_is_cancelled_ends_all_ranks(pool, fleet, tmp_path):
     async def main() -> None:
         async with connect_async(fleet.manifest) as pool:
             waiting = asyncio.ensure_future(pool.launch(stop, str(tmp_path), framework="none"))
