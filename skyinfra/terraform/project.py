@@ -357,7 +357,7 @@ def _takes_cache() -> bool:
     except OSError:
         return False
     except RuntimeError:
-        pass  # no home: jsii takes a folder of temporary files
+        return True  # no home: jsii takes a folder of temporary files
     return True
 
 
