@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import re
 import subprocess
@@ -17,6 +19,7 @@ from terraform_projects.commands import environment, skyinfra
 
 import skyinfra as sky
 from skyinfra.compiler import compile_pool
+from skyinfra.mig import palette
 from tools import pictures, recording, site
 
 DOCS = ROOT / "docs"
@@ -44,6 +47,46 @@ def test_the_picture_of_the_terminal_is_that_of_the_recording() -> None:
     assert [line[2:] for line in shown.splitlines() if line.startswith("$ ")] == list(recording.COMMANDS)
     assert "quickstart: destroyed" in shown and "quickstart/mig" in shown
     assert os.fspath(ROOT) not in cast and "/home/" not in cast and "/tmp/" not in cast
+    # With another palette the recording is stale.
+    profiles = re.findall(r"48;2;(\d+);(\d+);(\d+)m(\d+g\.\w+)", shown)
+    assert len(profiles) == shown.count("48;2;") > 0
+    for *colour, profile in profiles:
+        assert "#{:02x}{:02x}{:02x}".format(*map(int, colour)) == palette.tone(profile).colour
+
+
+def test_the_picture_of_the_terminal_plays_the_recording() -> None:
+    cast = recording.CAST.read_text(encoding="utf-8")
+    times = [json.loads(event)[0] for event in cast.splitlines()[1:]]
+    assert times == sorted(times) and len(set(times)) > len(times) / 2, "each piece has the time at which it came"
+    shown = recording.delays(cast)
+    assert shown == sorted(shown) and shown[0] == 0 and 3 < shown[-1] <= 12
+    assert len(shown) == len(recording.screen(cast))
+    assert max(later - delay for delay, later in itertools.pairwise(shown)) <= 1.01
+
+    style, _, drawn = recording.svg(cast).partition("</style>")
+    # What cannot play it, a printer, and who wants no motion have all lines at once.
+    still, condition, plays = style.partition("@media screen and (prefers-reduced-motion: no-preference) {")
+    assert condition and "animation" not in still and "opacity" not in still
+    assert plays.count("}") == plays.count("{") + 1 and plays.endswith("}\n}\n    "), "the condition is about all of it"
+    line = re.compile(r'line-(\d+)\)"\], \[shape-rendering\]\[y="([\d.]+)"\] \{ animation-delay: ([\d.]+)s \}')
+    numbers, heights, delays = zip(*line.findall(plays), strict=True)
+    assert list(map(float, delays)) == shown
+    assert set(re.findall(r'<text [^>]*clip-path="url\(#quickstart-line-(\d+)\)"', drawn)) == set(numbers)
+    backgrounds = re.findall(r'<rect fill="#\w+" [^>]* y="([\d.]+)" [^>]*shape-rendering', drawn)
+    assert backgrounds and set(backgrounds) <= set(heights)
+
+
+def test_what_was_taken_back_and_long_pauses_are_not_played() -> None:
+    def cast(*events: tuple[float, str]) -> str:
+        return "\n".join(["{}", *(json.dumps([when, "o", text]) for when, text in events)])
+
+    some = cast(
+        (0, "$ a\r\n"), (30, "\r\x1b[2Kwork\r"), (31, "\n\x1b[1A\x1b["), (31.2, "2Kdo"), (31.5, "ne\r\n"), (31.7, "b")
+    )
+    assert recording.screen(some) == ["$ a", "done", "b"]
+    assert recording.delays(some) == [0, 1, 1.2]
+    many = recording.delays(cast(*((float(number), "line\r\n") for number in range(40))))
+    assert many[-1] == 12 and many == sorted(many)
 
 
 WRITTEN = [
