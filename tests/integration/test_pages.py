@@ -13,6 +13,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
+import yaml
 from fake_nvml.fake_machine import FakeMachine
 from support import ROOT, debian_torch, missing
 from terraform_projects.commands import environment, skyinfra
@@ -127,6 +128,18 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_a_link_that_leads_nowhere_is_seen() -> None:
     text = "[a](mig.md) [b](no.md) [c](places.md#hosts-over-ssh) [d](places.md#no) [e](#no) [f](http:/x) `[g](no)`"
     assert dead(DOCS / "index.md", text) == ["no.md", "places.md#no", "#no", "http:/x"]
+
+
+def test_the_forms_of_issues_that_pages_name_are_there() -> None:
+    forms = {
+        form.name: yaml.safe_load(form.read_text()) for form in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml")
+    }
+    del forms["config.yml"]
+    for form in forms.values():
+        assert form["name"] and form["description"] and form["labels"]
+        assert all(each["id"] and each["attributes"]["label"] for each in form["body"])
+    named = {found for page in WRITTEN for found in re.findall(r"issues/new\?template=([\w.]+)", page.read_text())}
+    assert {"gpu.yml"} <= named <= set(forms)
 
 
 def test_the_readme_stays_short() -> None:
