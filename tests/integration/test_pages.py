@@ -307,13 +307,22 @@ def test_the_fleet_on_a_gpu_that_one_has_is_as_it_is_written(
     assert done.returncode == 1 and "L4" in done.stderr and "T4" in done.stderr
 
 
-def test_the_pool_over_ssh_compiles() -> None:
+class Declared(Exception):
+    """The pool of a program, in place of the block that would make it."""
+
+
+def test_the_pool_over_ssh_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     text, _ = program(DOCS / "laptop.md", "over_ssh.py")
-    names: dict[str, object] = {}
-    exec(text, names)
-    pool = names["pool"]
-    assert isinstance(pool, sky.ComputePool)
-    assert compile_pool(pool, "pages").fleet == "pages/pool"
+    here, _ = program(DOCS / "laptop.md", "gpu.py")
+    assert text.replace('sky.SSH(hosts=["ubuntu@10.0.0.7"])', "sky.Local()") == here, "the same program elsewhere"
+
+    def declared(pool: sky.ComputePool) -> None:
+        raise Declared(pool)
+
+    monkeypatch.setattr(sky.ComputePool, "__enter__", declared)
+    with pytest.raises(Declared) as found:
+        exec(text, {"__name__": "over_ssh"})
+    assert compile_pool(found.value.args[0], "pages").fleet == "pages/pool"
 
 
 def run_program(folder: Path, name: str, **variables: str) -> subprocess.CompletedProcess[str]:
