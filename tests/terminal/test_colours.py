@@ -29,6 +29,8 @@ from skyinfra.console import colours, console
 from skyinfra.deploy import reporting
 from skyinfra.deploy.reporting import Line
 from skyinfra.terminal import spent, tables
+from skyinfra.terminal.plans import show_plan
+from skyinfra.terraform.program import Plan
 
 ESCAPE = "\x1b"
 VARIABLES = ("NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "COLORTERM", "TERM")
@@ -115,6 +117,24 @@ def test_only_the_eight_colours_of_the_terminal_itself(arguments: tuple[str, ...
     _, shown = on_terminal(*arguments, COLORTERM="truecolor")
     codes = {code for codes in re.findall(r"\x1b\[([0-9;]*)m", shown) for code in codes.split(";")}
     assert {*codes} & {"1", "36"} and not codes & {"38", "48"}
+
+
+CHANGES = [("create", "32", "+"), ("delete", "31", "-"), ("update", "33", "~"), ("replace", "33", "±")]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_plan_shows_each_change_in_its_colour(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    err = Stream(terminal=terminal)
+    monkeypatch.setattr(sys, "stderr", err)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    changes = tuple((action, f'module.mig.terraform_data.node["{action}"]') for action, _, _ in CHANGES)
+    show_plan("train", Plan(Path("plan"), changes), to_stderr=True)
+    lines = err.getvalue().splitlines()
+    signs = [f"\x1b[{colour}m{sign}\x1b[0m" if terminal else sign for _, colour, sign in CHANGES]
+    assert lines[:-1] == [f"  {sign} mig node {action}" for sign, (action, _, _) in zip(signs, CHANGES, strict=True)]
+    name = "\x1b[1mtrain\x1b[0m" if terminal else "train"
+    assert lines[-1] == f"{name}: 1 to create, 1 to update, 1 to replace, 1 to delete"
 
 
 @pytest.mark.parametrize("columns", [60, 80, 120])
