@@ -165,8 +165,8 @@ class Line:
 
 
 def say(text: str) -> None:
-    """Says a sentence on stderr."""
-    folding.say(clean_console(to_stderr=True), Text(text))
+    """Says a sentence on stderr, that of a notebook too."""
+    folding.say(clean_console(to_stderr=True, force_jupyter=False), Text(text))
 
 
 def short(address: str) -> str:
