@@ -136,7 +136,10 @@ def _translate(model: type[Declaration], error: ValidationError, also: Sequence[
     complaints = error.errors(include_url=False)
     unknown = [each for each in complaints if each["type"] == "extra_forbidden"]
     names = [str(each["loc"][-1]) for each in unknown]
-    hints = {name: nearest(name, model.model_fields, of=model.words or model.__name__) for name in names}
+    hints = {
+        name: nearest(name, model.model_fields, of=model.words or model.__name__, given=each["input"])
+        for name, each in zip(names, unknown, strict=True)
+    }
     found = [
         InvalidField("unknown field", field=_path(model, each["loc"]), hint=hints[name].strip())
         for name, each in zip(names, unknown, strict=True)

@@ -79,6 +79,7 @@ ALLOWED: dict[str, set[str]] = {
     "sync": {"blobs", "program", "protocol", "tasks"},
     "port_forward": {"protocol"},
     "console": set(),
+    "folding": set(),
     "page": {"mig", "protocol"},
     "submission": {
         "console",
@@ -114,6 +115,7 @@ ALLOWED: dict[str, set[str]] = {
         "client",
         "compiler",
         "console",
+        "folding",
         "mig",
         "node",
         "offers",
@@ -141,6 +143,7 @@ ALLOWED: dict[str, set[str]] = {
         "console",
         "deploy",
         "failover",
+        "folding",
         "mig",
         "offers",
         "packing",

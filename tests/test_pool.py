@@ -282,7 +282,7 @@ def test_words_of_others_for_providers_images_and_tasks() -> None:
         (lambda: sky.Image(packages=["torch"]), 'packages= is pip= here: pip=["torch"]'),
         (lambda: sky.Image(docker="x"), "docker= is, here: sky.GCP(image="),
         (lambda: sky.compute(gpu="H100"), "gpu= is, here: a slot of the pool"),
-        (lambda: sky.compute(max_retries=3), "max_retries= is retries= here: retries=2"),
+        (lambda: sky.compute(max_retries=3), "max_retries= is retries= here: retries=3"),
     ):
         with pytest.raises(sky.InvalidField, match=re.escape(words)):
             make()  # type: ignore[no-untyped-call]

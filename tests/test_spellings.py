@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import tomllib
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +19,22 @@ from skyinfra.protocol.instance import VARIABLE, InstanceInfo
 from skyinfra.terminal import help as helping
 
 FILE = Path(__file__).parent / "spellings.toml"
+SEEDS = Path(__file__).parents[2] / "shared" / "seeds"
 LINES = [(each["code"], each.get("says", "")) for each in tomllib.loads(FILE.read_text(encoding="utf-8"))["lines"]]
+
+
+@sky.compute
+def train() -> None:
+    """A task of the lines."""
 
 
 @pytest.fixture
 def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What the lines use: in a task, and with a folder for checkpoints."""
+    """What the lines use: in a task, with a folder for checkpoints, and a pool as it is declared there."""
     slot = InstanceInfo("n0", 0, "n0/0", "partition", "lab/mig", "3g.40gb", "H100", 0, "MIG-0")
     monkeypatch.setenv(VARIABLE, json.dumps(slot.to_json()))
-    return {"sky": sky, "folder": str(tmp_path / "checkpoints")}
+    pool = sky.ComputePool(provider=sky.AWS(), accelerator="H100")
+    return {"sky": sky, "folder": str(tmp_path / "checkpoints"), "train": train, "pool": pool}
 
 
 @pytest.mark.parametrize(("code", "says"), LINES, ids=[code for code, _ in LINES])
@@ -40,6 +50,30 @@ def test_each_line_works_or_its_error_says_what_to_write(code: str, says: str, n
 
 def test_the_lines_are_many_and_each_is_there_once() -> None:
     assert len(LINES) > 120 and len(set(LINES)) == len(LINES)
+
+
+def calls(document: str) -> Iterator[str]:
+    """The outermost calls of the libraries in the code of *document*, and tasks that are sent to a pool."""
+    for block in re.findall(r"```python\n(.*?)```", document, re.DOTALL):
+        yield from re.findall(r"\w+\(\) @ \w+", block)
+        end = 0
+        for begin in re.finditer(r"\b(?:sky|app|modal)\.[\w.]+\(", block):
+            if begin.start() < end:
+                continue
+            for close in re.finditer(r"\)", block[begin.start() :]):
+                with suppress(SyntaxError):
+                    yield ast.unparse(ast.parse(block[begin.start() :][: close.end()], mode="eval"))
+                    end = begin.start() + close.end()
+                    break
+
+
+@pytest.mark.skipif(not SEEDS.is_dir(), reason="the documents do not lie beside the checkout")
+def test_every_call_of_the_documents_is_one_of_the_lines() -> None:
+    ours = [re.sub(r"\bsky\.(compute|cls)\(", "app.(", ast.unparse(ast.parse(code))) for code, _ in LINES]
+    theirs = [call for file in sorted(SEEDS.glob("*.txt")) for call in calls(file.read_text(encoding="utf-8"))]
+    assert len(theirs) > 60
+    spelled = {call: re.sub(r"\bapp\.(function|cls)\(", "app.(", call).replace("modal.", "sky.") for call in theirs}
+    assert [call for call, code in spelled.items() if not any(f"{line}.".startswith(f"{code}.") for line in ours)] == []
 
 
 def test_what_is_named_instead_can_be_written(tmp_path: Path) -> None:

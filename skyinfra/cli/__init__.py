@@ -50,8 +50,10 @@ def main() -> None:
             if isinstance(error, OSError) and (refused := _of_disk(error)) is not None:
                 _explain(refused)
                 sys.exit(refused.exit_code)
+            from skyinfra.terminal.tables import say
+
             _explain(error)
-            sys.stderr.write("This is a defect of skyinfra. SKYINFRA_DEBUG=1 shows where it happened.\n")
+            say("This is a defect of skyinfra. SKYINFRA_DEBUG=1 shows where it happened.", to_stderr=True)
             sys.exit(1)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -75,7 +74,7 @@ def destroy(
     try:
         hosts.forget_hosts(project.folder, selected.name)
     except NotSupported as error:
-        sys.stderr.write(f"the hosts of {selected.name} stay in {hosts.file()}: {error}\n")
+        tables.say(f"the hosts of {selected.name} stay in {hosts.file()}: {error}", to_stderr=True)
     typer.echo(f"{selected.name}: {'nothing to destroy' if done.empty else 'destroyed'}")
     for line in kept_lines(selected):
         tables.say(f"{selected.name}: {line}")
@@ -159,7 +158,7 @@ class _Unused:
                 return
             self._say(used, unknown)
             if not self.wait:
-                sys.stdout.write(f"{self.stack.name}: not destroyed\n")
+                tables.say(f"{self.stack.name}: not destroyed")
                 raise typer.Exit(1 if unknown and not used else 0)
             left = max([self.limit - (each.idle_s or 0.0) for each in used], default=_LOOK_S)
             pause_s = min(_LOOK_S, max(_LEAST_S, left))

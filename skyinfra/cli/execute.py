@@ -49,7 +49,7 @@ def execute(context: typer.Context, fleet: Fleet, node: NodeName = None) -> None
     if not command:
         raise InvalidField("no command", field="CMD", hint="Such as `skyinfra exec STACK/POOL -- nvidia-smi`.")
     if unread():
-        sys.stderr.write("CMD does not get the standard input: `skyinfra put` brings files to a node.\n")
+        tables.say("CMD does not get the standard input: `skyinfra put` brings files to a node.", to_stderr=True)
     with asked(fleet) as pool:
         name = pool.named(node or ways.head_of(pool.manifest).name, "NODE")[0]
         identity = pool.ask(name, questions.START, command=command)
@@ -131,7 +131,7 @@ def put(
     if as_json:
         tables.print_document({"remote": name, "nodes": nodes})
     else:
-        sys.stdout.write(f"{path} is {name} on {', '.join(nodes)}\n")
+        tables.say(f"{path} is {name} on {', '.join(nodes)}")
 
 
 @app.command()
@@ -171,11 +171,11 @@ def fetch(
         tables.print_document({"folder": str(path.absolute()), "files": files})
     else:
         for line in bringing.sentences(brought, path.absolute()):
-            sys.stdout.write(f"{line}\n")
+            tables.say(line)
         if not brought:
-            sys.stdout.write(f"no such files of {found.name} are kept: `run --detach --fetch PATTERN` keeps some\n")
+            tables.say(f"no such files of {found.name} are kept: `run --detach --fetch PATTERN` keeps some")
         if written is not None and (written.left_count or written.problem):
-            sys.stderr.write(f"{found.name}: {copies.summary(written)}\n")
+            tables.say(f"{found.name}: {copies.summary(written)}", to_stderr=True)
     if not brought or any(each.how == "refused" for each in brought):
         raise typer.Exit(1)
 
@@ -215,13 +215,18 @@ def _name_hosts(fleet: str, manifest: Manifest, user: str | None, *, replace: bo
     found = ways.ways(manifest, user)
     names, file = hosts.write_hosts(origin, manifest, found, replace=replace), hosts.file()
     sys.stdout.writelines(f"{name}\n" for name in names)
-    sys.stderr.write(f"{counted(len(names), 'host')} in {file}; `ssh {names[0]}`, rsync, scp and editors know them\n")
+    tables.say(
+        f"{counted(len(names), 'host')} in {file}; `ssh {names[0]}`, rsync, scp and editors know them", to_stderr=True
+    )
     with contextlib.suppress(KeyError):
         if Path.home() != Path(pwd.getpwuid(os.getuid()).pw_dir):
-            sys.stderr.write(f"HOME is not the home of this account, where ssh looks: ssh -F {file.parent}/config\n")
+            tables.say(
+                f"HOME is not the home of this account, where ssh looks: ssh -F {file.parent}/config", to_stderr=True
+            )
     if left := [name for name, way in found.items() if way is None]:
-        sys.stderr.write(f"left out, for nothing answers at their port 22: {', '.join(left)}\n")
+        tables.say(f"left out, for nothing answers at their port 22: {', '.join(left)}", to_stderr=True)
     if manifest.has_group:
-        sys.stderr.write(
-            "the nodes of the group have no fixed address: `skyinfra exec` and `port-forward` reach them\n"
+        tables.say(
+            "the nodes of the group have no fixed address: `skyinfra exec` and `port-forward` reach them",
+            to_stderr=True,
         )

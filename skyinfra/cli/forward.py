@@ -18,6 +18,7 @@ from skyinfra.cli.options import Fleet, OnNode, OnProfile, exit_code, write
 from skyinfra.errors import InvalidField, MissingDependency, counted
 from skyinfra.notebook import serve_jupyter
 from skyinfra.program.views import FILES_FOLDER
+from skyinfra.terminal import tables
 from skyinfra.terminal.progress import asked, connected
 
 if TYPE_CHECKING:
@@ -49,14 +50,13 @@ def port_forward(
         name = pool.named(node, "NODE")[0]
         forwards = [(_forward(pool, name, remote, local), remote) for local, remote in pairs]
         for forward, remote in forwards:
-            sys.stdout.write(f"{_HERE}:{forward.port} is port {remote} of {name} until you press Ctrl-C.\n")
-        sys.stdout.flush()
+            tables.say(f"{_HERE}:{forward.port} is port {remote} of {name} until you press Ctrl-C.")
         try:
             while True:
                 time.sleep(_POLL_S)
         finally:
             for forward, remote in forwards:
-                sys.stderr.write(f"{_HERE}:{forward.port} to port {remote} of {name}: {_said(forward)}\n")
+                tables.say(f"{_HERE}:{forward.port} to port {remote} of {name}: {_said(forward)}", to_stderr=True)
 
 
 def _pair(text: str) -> tuple[int, int]:
@@ -80,7 +80,7 @@ def _forward(pool: Questions, node: str, remote: int, local: int) -> Forward:
         # A browser tries again and again.
         if str(error) not in reported:
             reported.add(str(error))
-            sys.stderr.write(f"a connection to port {remote} of {node} was refused: {error}\n")
+            tables.say(f"a connection to port {remote} of {node} was refused: {error}", to_stderr=True)
 
     return pool.forward(node, remote, local=local, on_failure=report)
 
@@ -111,7 +111,7 @@ def jupyter(
 
     with connected(fleet) as pool, tempfile.TemporaryDirectory(prefix="skyinfra-") as folder:
         shown = _Jupyter(pool, port, Path(folder) if browser and sys.stdout.isatty() else None)
-        sys.stderr.write(f"waiting for a slot of {pool.manifest.fleet}\n")
+        tables.say(f"waiting for a slot of {pool.manifest.fleet}", to_stderr=True)
         slots, script = pool.select(node=node, profile=profile), Path(serve_jupyter.__file__)
         try:
             code = run_script(slots, script, [FILES_FOLDER], on_line=shown.take)
@@ -144,15 +144,16 @@ class _Jupyter:
         # Where its slot dies it starts again on another one, beside the port that led to the first.
         self._port = 0
         address = f"http://{_HERE}:{forward.port}{path}"
-        sys.stdout.write(f"Jupyter on {self._node} is at {address} until you press Ctrl-C.\n")
-        sys.stdout.flush()
+        tables.say(f"Jupyter on {self._node} is at {address} until you press Ctrl-C.")
         if self._folder is not None:
             _show(address, self._folder)
 
     def end(self) -> None:
         """Says what stays."""
         if self._node:
-            sys.stderr.write(f"Jupyter and its kernels end; its files stay on {self._node}, for tasks in sky.files()\n")
+            tables.say(
+                f"Jupyter and its kernels end; its files stay on {self._node}, for tasks in sky.files()", to_stderr=True
+            )
 
 
 def _show(address: str, folder: Path) -> None:

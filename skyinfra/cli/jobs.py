@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 import traceback
 from collections.abc import Sequence
@@ -88,7 +87,7 @@ def list_jobs(fleet: Fleet, as_json: Json = False, wide: Wide = False) -> None:
         tables.print_document(document | ({"kept": kept} if kept else {}))
         return
     if not found:
-        sys.stdout.write(f"{fleet} has no jobs\n")
+        tables.say(f"{fleet} has no jobs")
         return
     made = tables.table(
         *("NAME", "STATE", "TASK", "SUBMITTER", "PRIORITY", "SUBMITTED", "RAN", "USED", "SLOT", "ID", "PROBLEM"),
@@ -137,7 +136,7 @@ def _kept(fleet: str, error: SkyinfraError) -> tuple[list[JobInfo], dict[str, ob
         raise error
     last = max(each.kept for each in found)
     gone = not isinstance(error, FleetUnreachable)
-    sys.stderr.write(f"kept {_date(last)} in {found[-1].where}, {why_gone(error)}\n")
+    tables.say(f"kept {_date(last)} in {found[-1].where}, {why_gone(error)}", to_stderr=True)
     said = {"at": last, "where": found[-1].where, "fleet": "gone" if gone else "unreachable"}
     return [each.info for each in found], said, any(each.simulated for each in found)
 
@@ -151,7 +150,7 @@ def _kept_log(fleet: str, job: str, lines: int, error: SkyinfraError) -> None:
     text = found.logs(lines)
     why = why_gone(error)
     note = f"; {found.note}" if found.note else "" if text else "; it has printed nothing"
-    sys.stderr.write(f"job {found.info.name}: {found.info.state}, kept {_date(found.kept)}, {why}{note}\n")
+    tables.say(f"job {found.info.name}: {found.info.state}, kept {_date(found.kept)}, {why}{note}", to_stderr=True)
     write("stdout", text)
 
 
@@ -182,7 +181,7 @@ def logs(
         found = pool.job(job)
         info = found.info()
         if info.slot is None and not follow:
-            sys.stderr.write(f"job {info.name} is {info.state} and has printed nothing\n")
+            tables.say(f"job {info.name} is {info.state} and has printed nothing", to_stderr=True)
             return
         _Printer(pool, found, lines).run(follow=follow)
 
@@ -196,9 +195,9 @@ def keep(fleet: Fleet) -> None:
     with working(f"keep the jobs of {fleet}"):
         done = keep_now(fleet, patience=_KEEP_S)
     if not done.whole:
-        sys.stderr.write(f"{done}\n")
+        tables.say(str(done), to_stderr=True)
         raise typer.Exit(1)
-    sys.stdout.write(f"{done}\n")
+    tables.say(str(done))
 
 
 @app.command()
@@ -215,7 +214,7 @@ def resume(
     pool = fleet.partition("/")[2] or stack.only_pool
     store = store_of(stack, project.base_of(stack))
     words, whole = resumed(stack, pool, store, selected or ())
-    (sys.stdout if whole else sys.stderr).write(f"{stack.name}/{pool}: {words}\n")
+    tables.say(f"{stack.name}/{pool}: {words}", to_stderr=not whole)
     if not whole:
         raise typer.Exit(1)
 
@@ -240,9 +239,9 @@ def cancel(fleet: Fleet, job: JobName) -> None:
     with asked(fleet) as pool:
         found = pool.job(job)
         if found.cancel():
-            sys.stdout.write(f"{found.name}: cancelled\n")
+            tables.say(f"{found.name}: cancelled")
             return
-        sys.stderr.write(f"job {found.name} has ended already: {found.state}\n")
+        tables.say(f"job {found.name} has ended already: {found.state}", to_stderr=True)
     raise typer.Exit(1)
 
 
@@ -260,7 +259,7 @@ def give(
     with asked(fleet) as pool, errors_name_options():
         found = pool.job(job)
         info = found.give(*map(named_secret, secret or ()), notify=[named_target(each) for each in notify or ()])
-    sys.stdout.write(f"{info.name}: {'waits for ' + ', '.join(info.lacks) if info.lacks else info.state}\n")
+    tables.say(f"{info.name}: {'waits for ' + ', '.join(info.lacks) if info.lacks else info.state}")
 
 
 @app.command()
@@ -304,13 +303,14 @@ def result(
                 return
             error = found.exception(timeout)
             if said := _wrote(info := found.info()):
-                brings = f"`skyinfra jobs fetch {fleet} {found.name}` brings what is kept.\n"
-                sys.stderr.write(f"{said}\n{brings if info.written and info.written.tree else ''}")
+                tables.say(said, to_stderr=True)
+                if info.written and info.written.tree:
+                    tables.say(f"`skyinfra jobs fetch {fleet} {found.name}` brings what is kept.", to_stderr=True)
             if error is not None:
                 raise _explained(found, error)
             _print_result(found, timeout, as_json=as_json)
         except ScriptFailed as failed:
-            sys.stderr.write(f"{failed}\n")
+            tables.say(str(failed), to_stderr=True)
             raise typer.Exit(exit_code(failed.code)) from None
         except TimeoutError as late:
             raise TaskError(str(late), hint="It is still running; ask again later.") from None
@@ -338,7 +338,7 @@ def _waited(
                 raise
             if not lost:
                 lost = time.monotonic()
-                sys.stderr.write(f"{why_gone(error)}: waiting for it, or for one in its place\n")
+                tables.say(f"{why_gone(error)}: waiting for it, or for one in its place", to_stderr=True)
             if time.monotonic() - lost > patience or (deadline is not None and time.monotonic() > deadline):
                 raise
             time.sleep(_AGAIN_S)

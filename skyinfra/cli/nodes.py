@@ -247,8 +247,7 @@ def dashboard(
 
 def _say_url(fleet: str, url: str) -> None:
     """Prints the address of the page, and waits until the command is interrupted."""
-    sys.stdout.write(f"The page of {fleet} is at {url} until you press Ctrl-C.\n")
-    sys.stdout.flush()
+    tables.say(f"The page of {fleet} is at {url} until you press Ctrl-C.")
     while True:
         time.sleep(_POLL_S)
 
@@ -262,7 +261,9 @@ def _show_kept(fleet: str, error: SkyinfraError, port: int, *, browser: bool) ->
     if not found:
         raise error
     source = page.KeptFleet(fleet, found, why_gone(error))
-    sys.stderr.write(f"{source.why}: the page shows its {counted(len(found), 'job')} kept in {found[-1].where}\n")
+    tables.say(
+        f"{source.why}: the page shows its {counted(len(found), 'job')} kept in {found[-1].where}", to_stderr=True
+    )
     with serving(partial(page.answer, source), port) as dashboard:
         if browser and sys.stdout.isatty():
             dashboard.show()
@@ -385,7 +386,7 @@ def _log_document(answer: Any) -> dict[str, Any]:
 def _print_logs(answers: dict[str, Any], *, alone: bool) -> None:
     for name, answer in answers.items():
         if isinstance(answer, NodeError):
-            sys.stderr.write(f"{name}: {answer.message}\n")
+            tables.say(f"{name}: {answer.message}", to_stderr=True)
             continue
         for line in answer["text"].splitlines():
             write("stdout", f"{line}\n" if alone else f"{printable(name)}: {line}\n")

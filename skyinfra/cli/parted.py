@@ -193,7 +193,7 @@ def _joined(texts: Sequence[str]) -> str:
 
 def _warn(warnings: Iterable[mig.PartedWarning]) -> None:
     for each in warnings:
-        sys.stderr.write(f"warning: {each}\n")
+        tables.say(f"warning: {each}", to_stderr=True)
 
 
 def _refuse_doubles(node: yaml.Node | None) -> None:

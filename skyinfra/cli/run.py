@@ -46,7 +46,7 @@ from skyinfra.protocol.secrets import Secret
 from skyinfra.sync.bringing import check_patterns
 from skyinfra.sync.project import folder_of, given_folder
 from skyinfra.tasks.missing import remedy
-from skyinfra.terminal import names
+from skyinfra.terminal import names, tables
 from skyinfra.terminal.progress import connected, working
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class ScriptOptions:
                 workdir = None if self.workdir is None else given_folder(self.workdir, "--workdir")
                 synced, beside = ship(pool, script, self.include or (), workdir=workdir)
             except NotSupported as error:
-                sys.stderr.write(f"{script.name} is sent alone: {error.message}\n")
+                tables.say(f"{script.name} is sent alone: {error.message}", to_stderr=True)
             except InvalidInclude as error:
                 error.hint = (
                     f"{error.hint or ''}\n`--alone` sends the script alone; .skyinfraignore lists what stays here."
@@ -143,7 +143,7 @@ class ScriptOptions:
             else:
                 if synced.files > 1:
                     sizes = f"{in_words(synced.bytes)} with it, {in_words(synced.sent_bytes)} to send"
-                    sys.stderr.write(f"{script.name} is sent with {synced.files - 1} other files: {sizes}\n")
+                    tables.say(f"{script.name} is sent with {synced.files - 1} other files: {sizes}", to_stderr=True)
                 variables |= beside
         elif self.include:
             pool.sync(*self.include)
@@ -219,13 +219,15 @@ def run(
     if given[:1] == ["--"]:
         given = given[1:]
     elif ours := [name for name in (each.partition("=")[0] for each in given) if name in _OURS]:
-        sys.stderr.write(
+        tables.say(
             f"{', '.join(ours)}: handed to {script.name}, as everything behind it. For skyinfra write it before "
-            f"{script.name}; `--` behind {script.name} leaves this line out.\n"
+            f"{script.name}; `--` behind {script.name} leaves this line out.",
+            to_stderr=True,
         )
     if unread():
-        sys.stderr.write(
-            f"{script.name} does not get the standard input: give it as a file beside the script, or with --include.\n"
+        tables.say(
+            f"{script.name} does not get the standard input: give it as a file beside the script, or with --include.",
+            to_stderr=True,
         )
     if detach:
         submit(fleet, script, given, options, priority=priority, replace=replace)
@@ -274,10 +276,12 @@ def run_on_slot(
             last = line
 
     def interrupted(slot: str) -> None:
-        sys.stderr.write(f"interrupted {script.name} on slot {slot}: it may clean up; Ctrl-C again ends it at once\n")
+        tables.say(
+            f"interrupted {script.name} on slot {slot}: it may clean up; Ctrl-C again ends it at once", to_stderr=True
+        )
 
     def waits() -> None:
-        sys.stderr.write(f"{script.name} waits for a slot: `skyinfra top {fleet}` shows what runs on them\n")
+        tables.say(f"{script.name} waits for a slot: `skyinfra top {fleet}` shows what runs on them", to_stderr=True)
 
     try:
         with connected(fleet, secrets=options.named_secrets()) as pool, errors_name_options():
@@ -299,12 +303,12 @@ def run_on_slot(
                     on_files=files.take,
                 )
     except KeyboardInterrupt:
-        sys.stderr.write(f"{script.name} was stopped\n")
+        tables.say(f"{script.name} was stopped", to_stderr=True)
         raise
     if code < 0:
-        sys.stderr.write(f"{script.name} was {ended(code)}\n")
+        tables.say(f"{script.name} was {ended(code)}", to_stderr=True)
     if code and (missing := _MISSING.match(last)):
-        sys.stderr.write(f"{options.remedy(missing[1], script)}\n")
+        tables.say(options.remedy(missing[1], script), to_stderr=True)
     return exit_code(code)
 
 
@@ -318,7 +322,8 @@ def said_of(files: Fetching) -> Iterator[None]:
     finally:
         with working(f"fetch the files of {files.name}"):
             lines = list(files.bring(whole=whole))
-        sys.stderr.writelines(f"{line}\n" for line in lines)
+        for line in lines:
+            tables.say(line, to_stderr=True)
 
 
 def run_gang(
@@ -363,18 +368,18 @@ def run_gang(
                     on_line=show,
                 )
         except GangFailed as error:
-            sys.stderr.write(f"error: {error}\n")
+            tables.say(f"error: {error}", to_stderr=True)
             if isinstance(error.__cause__, ModuleNotFoundError) and error.__cause__.name:
-                sys.stderr.write(f"{options.remedy(error.__cause__.name, script)}\n")
+                tables.say(options.remedy(error.__cause__.name, script), to_stderr=True)
             return gang_exit_code(error)
         except KeyboardInterrupt:
-            sys.stderr.write(f"interrupted: the ranks of {script.name} were stopped\n")
+            tables.say(f"interrupted: the ranks of {script.name} were stopped", to_stderr=True)
             raise
     return 0
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
-    sys.stderr.write(f"warning: {message}\n")
+    tables.say(f"warning: {message}", to_stderr=True)
 
 
 def submit(
@@ -403,4 +408,4 @@ def submit(
         )
     names.remember_jobs(fleet, [job.name], more=True)
     sys.stdout.write(f"{job.name}\n")
-    sys.stderr.write(f"`skyinfra jobs logs {fleet} {job.name} --follow` shows what it prints.\n")
+    tables.say(f"`skyinfra jobs logs {fleet} {job.name} --follow` shows what it prints.", to_stderr=True)

@@ -370,7 +370,7 @@ def show_endings(stack: SynthesizedStack, plan: Plan, *, to_stderr: bool = False
     Returns whether there are any of these.
     """
     for line in (*ended_nodes(stack, plan), *plan.notes):
-        tables.console(to_stderr=to_stderr).print(f"[yellow]{escape(line)}[/]", soft_wrap=True)
+        tables.say((line, "yellow"), to_stderr=to_stderr)
     found = endings(stack, plan)
     for ending in found:
         tables.say((str(ending), "red"), to_stderr=to_stderr)
@@ -405,8 +405,7 @@ def wait_for_nodes(stack: SynthesizedStack, patience: float, on_event: Callable[
             continue
 
         def say(text: str, name: str = name) -> None:
-            sys.stderr.write(f"{name}: {text}\n")
-            sys.stderr.flush()
+            tables.say(f"{name}: {text}", to_stderr=True)
             if on_event is not None:
                 on_event("waiting", pool=name, text=text)
 

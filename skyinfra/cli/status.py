@@ -111,9 +111,11 @@ def manifest(
             hint=f"Write it to a file: skyinfra manifest {fleet} > fleet.json. --show-secret prints it here.",
         )
     if _made_private(sys.stdout):
-        sys.stderr.write("It holds the fleet secret: only you may read the file now. Hand it on as you would a key.\n")
+        tables.say(
+            "It holds the fleet secret: only you may read the file now. Hand it on as you would a key.", to_stderr=True
+        )
     if found.head.address.startswith(("127.", "::1", "localhost")) and found.via is None:
-        sys.stderr.write("The head of this fleet is reached from this machine alone.\n")
+        tables.say("The head of this fleet is reached from this machine alone.", to_stderr=True)
     tables.print_json(found.to_json())
 
 

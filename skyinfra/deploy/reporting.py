@@ -10,7 +10,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
+from skyinfra import folding
 from skyinfra.console import console as clean_console
 from skyinfra.console import is_one_terminal
 from skyinfra.terraform.text import Event
@@ -104,7 +106,7 @@ class Reporter:
 
     def _line(self, text: str) -> None:
         console = self._bar.console if self._bar is not None else self.console
-        console.print(f"{self.title}: {text}", highlight=False, markup=False, soft_wrap=True)
+        folding.say(console, Text(f"{self.title}: {text}"))
 
 
 class Line:
@@ -159,7 +161,12 @@ class Line:
         self._print(f"{text} ({time.monotonic() - self._began:.1f} s)")
 
     def _print(self, text: str) -> None:
-        self.console.print(f"{self._name}: {text}", highlight=False, markup=False, soft_wrap=True)
+        folding.say(self.console, Text(f"{self._name}: {text}"))
+
+
+def say(text: str) -> None:
+    """Says a sentence on stderr, that of a notebook too."""
+    folding.say(clean_console(to_stderr=True, force_jupyter=False), Text(text))
 
 
 def short(address: str) -> str:

@@ -6,7 +6,6 @@ import contextlib
 import os
 import shlex
 import shutil
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -19,7 +18,7 @@ from skyinfra.compiler import compile_pools
 from skyinfra.deploy.apply import carry_out, hint_for
 from skyinfra.deploy.cost import FREE, cost_of
 from skyinfra.deploy.kept import keep_before
-from skyinfra.deploy.reporting import Line
+from skyinfra.deploy.reporting import Line, say
 from skyinfra.deploy.spending import described, since, spent
 from skyinfra.errors import (
     FleetError,
@@ -125,7 +124,7 @@ class Session:
         from skyinfra.client.lookup import wait_until_ready
 
         if self._ends:
-            sys.stderr.write(f"{self.stack}: {self._ends}\n")
+            say(f"{self.stack}: {self._ends}")
         line.begin(f"deploying {described(stack.pools)}")
         carry_out(stack, line=line)
         manifest = stack.fleet(self.pool.name)
@@ -151,7 +150,7 @@ class Session:
         if self._unsaved:
             return
         if self._synthesized is None and any(self.folder.rglob("*.tfstate")):
-            sys.stderr.write(f"{self.stack}: its fleet still exists. Destroy it with: skyinfra destroy {self.stack}\n")
+            say(f"{self.stack}: its fleet still exists. Destroy it with: skyinfra destroy {self.stack}")
             return
         if self._synthesized is not None:
             before = partial(_keep_jobs, self._synthesized, project=self.base)
@@ -205,7 +204,7 @@ class Session:
                 hint='Give this one a name of its own: sky.ComputePool(..., stack="...")',
             )
         if earlier is not None and (self.folder / "terraform.tfstate").exists():
-            sys.stderr.write(f"{self.stack}: takes over the fleet that {earlier.program} left, {since(earlier)}\n")
+            say(f"{self.stack}: takes over the fleet that {earlier.program} left, {since(earlier)}")
             self._opened = replace(self._opened, began=earlier.began)
         blocks.record(self._lock, self._opened)
 
@@ -284,4 +283,4 @@ def _keep_jobs(stack: SynthesizedStack, plan: Plan, *, project: Path) -> None:
     # An interrupt ends the keeping alone: what costs money is destroyed all the same.
     with contextlib.suppress(KeyboardInterrupt):
         for done in keep_before(stack, plan, project, destroy=True, resumed=False):
-            sys.stderr.write(f"{done}\n")
+            say(str(done))

@@ -17,18 +17,21 @@ R = TypeVar("R")
 _OF_USERS = ("SKYINFRA_DEBUG", "SKYINFRA_JAX_DISTRIBUTED")
 
 
-def nearest(name: str, known: Collection[str], *, of: str) -> str:
-    """Returns what the unknown *name* of *of* means, to begin a hint: it is another tool's word, or misspelled."""
-    if said := meant(name, of, known):
+def nearest(name: str, known: Collection[str], *, of: str, given: object = None) -> str:
+    """Returns what the unknown *name* of *of* means, to begin a hint: it is another tool's word, or misspelled.
+
+    given: its value.
+    """
+    if said := meant(name, of, known, given):
         return f"{said}\n"
     near = did_you_mean(name, known)
     return f"{near} " if near else ""
 
 
-def unknown_option(name: str, known: Iterable[str], *, of: str) -> InvalidField:
+def unknown_option(name: str, known: Iterable[str], *, of: str, given: object = None) -> InvalidField:
     """Returns the error for an option that *of* has not, with the nearest of the *known* ones."""
     known = sorted(known)
-    hint = f"{nearest(name, known, of=of)}{of} has: {', '.join(known)}."
+    hint = f"{nearest(name, known, of=of, given=given)}{of} has: {', '.join(known)}."
     return InvalidField(f"no option of {of}", field=name, hint=hint)
 
 
@@ -36,7 +39,8 @@ def check_options(given: Iterable[str], known: Collection[str], *, of: str) -> N
     """Raises `InvalidField` for the first of the *given* names that is not *known*."""
     for name in given:
         if name not in known:
-            raise unknown_option(name, known, of=of)
+            value = given[name] if isinstance(given, Mapping) else None
+            raise unknown_option(name, known, of=of, given=value)
 
 
 def check_kind(field: str, value: object, kind: type[Any] | tuple[type[Any], ...], words: str) -> None:

@@ -6,18 +6,20 @@ of these, of Docker and of Pulumi. And of the documents that the project was cre
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 
-# By what takes the options: what to write here, and their words for it. The first that holds counts.
+# By what takes the options: what to write here, and their words for it. The first that holds counts. In place of the
+# number in <> stands the one that was given.
 _WORDS: dict[str, tuple[tuple[str, str], ...]] = {
     "ComputePool": (
         ('accelerator="H100:8"', "gpu gpus gpu_type gpu_name accelerators accelerator_type tpu device resources"),
         ('accelerator="H100:8"', "gpu_count num_gpus gpus_per_node accelerator_count count"),
         ('accelerator="H100/3g.40gb"', "mig mig_profile mig_profiles partition partitions profile fraction"),
-        ("vcpus=8", "cpu cpus num_cpus cores vcpu"),
-        ("memory_gb=64, which are GB", "memory mem ram memory_mb memory_gib"),
-        ("disk_gb=200", "disk disk_size storage volume_size"),
-        ("nodes=2", "num_nodes node_count replicas workers num_workers min_nodes max_nodes instances size"),
+        ("vcpus=<8>", "cpu cpus num_cpus cores vcpu"),
+        ("memory_gb=<64>, which are GB; others count MiB", "memory mem ram memory_mb memory_gib"),
+        ("disk_gb=<200>", "disk disk_size storage volume_size"),
+        ("nodes=<2>", "num_nodes node_count replicas workers num_workers min_nodes max_nodes instances size"),
         ('provider=sky.AWS(region="us-east-1")', "region regions cloud clouds infra backend backends location"),
         ('provider=sky.AWS(zones=["us-east-1a"])', "zone zones availability_zone availability_zones"),
         (
@@ -96,8 +98,8 @@ _WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("sky.ComputePool(spot=True)", "spot use_spot preemptible interruptible"),
         ("sky.ComputePool(nodes=2)", "nodes num_nodes node_count count"),
         ("sky.ComputePool(disk_gb=200)", "disk disk_gb disk_size"),
-        ("sky.ComputePool(memory_gb=64)", "memory memory_gb ram"),
-        ("sky.ComputePool(vcpus=8)", "cpu cpus vcpus num_cpus"),
+        ("sky.ComputePool(memory_gb=<64>), which are GB; others count MiB", "memory memory_gb ram"),
+        ("sky.ComputePool(vcpus=<8>)", "cpu cpus vcpus num_cpus"),
         ('sky.ComputePool(labels={"team": "ml"})', "labels tags"),
         ("a variable of the environment: no declaration holds it", "token api_key access_key secret_key credentials"),
     ),
@@ -108,12 +110,12 @@ _WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         ),
         ("gpu_memory_gb=40", "gpu_memory vram memory_gb"),
         ('profile="3g.40gb"', "mig mig_profile partition"),
-        ("timeout=60", "timeout_s timeout_seconds time_limit max_runtime"),
-        ("retries=2", "max_retries retry num_retries"),
+        ("timeout=<60>", "timeout_s timeout_seconds time_limit max_runtime"),
+        ("retries=<2>", "max_retries retry num_retries"),
         ('env={"NAME": "value"}', "envs environment env_vars runtime_env"),
         ('secrets=["HF_TOKEN"]', "secret"),
-        ("sky.ComputePool(vcpus=8)", "cpu cpus num_cpus"),
-        ("sky.ComputePool(memory_gb=64), which are GB", "memory mem ram"),
+        ("sky.ComputePool(vcpus=<8>)", "cpu cpus num_cpus"),
+        ("sky.ComputePool(memory_gb=<64>), which are GB; others count MiB", "memory mem ram memory_mb"),
         ("keep=2, objects that stay loaded on a slot", "enable_memory_snapshot experimental_options snap snapshot"),
         ('sky.ComputePool(image=sky.Image(pip=["torch"]))', "image pip packages dependencies"),
         ("pool.launch(f, nodes=2)", "nodes num_nodes world_size num_workers"),
@@ -146,18 +148,28 @@ _WORDS: dict[str, tuple[tuple[str, str], ...]] = {
 }
 # What takes options of tasks, besides the decorator.
 _OF_TASKS = ("@sky.cls", "Task.options")
+_NUMBER = re.compile(r"<(\d+)>")
+# Where they are so many, others count MiB.
+_MIB = {"memory", "mem", "ram", "memory_mb"}
+_LEAST_MIB = 1024
 
 
-def meant(name: str, of: str, known: Collection[str] | None = ()) -> str:
+def meant(name: str, of: str, known: Collection[str] | None = (), given: object = None) -> str:
     """Returns what to write for the option *name* of another tool, in a sentence; empty where that is not known.
 
     of: what was given it: ``ComputePool``, ``Image``, ``provider`` or a decorator. known: the options that this has;
     None where *name* is no option, but a command or an attribute; it is ``*`` where there were too many arguments.
+    given: the value of the option.
     """
+    number = given if isinstance(given, int | float) and given is not True and given > 0 else None
     for written, theirs in _WORDS.get("@sky.compute" if of in _OF_TASKS else of, ()):
         option = written.partition("=")[0]
         if name not in theirs.split() or (known is not None and option.isidentifier() and option not in known):
             continue
+        if number is not None and name in _MIB and number >= _LEAST_MIB and _NUMBER.search(written):
+            ours = _NUMBER.sub(f"{number / 1024:.12g}", written.partition(",")[0])
+            return f"{name}={number:.12g}, in MiB, is {ours} here, in GB"
+        written = _NUMBER.sub(r"\1" if number is None else f"{number:.12g}", written)
         if known is None:
             return f"It is, here: {written}"
         if not option.isidentifier():

@@ -2,6 +2,7 @@
 
 The kind is the number of compute slices: a `3g` looks the same on every GPU model, in every picture and on every page.
 A profile of one compute slice with twice the memory is a kind of its own. Attributes such as `+me` change nothing.
+A terminal has no patterns: there, the colour and the name of the profile stand in each cell.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import groupby
@@ -10,19 +11,20 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from skyinfra import mig
+from skyinfra import folding, mig
 from skyinfra.errors import InvalidField, counted, written
 from skyinfra.mig import palette
 from skyinfra.mig.drawing import Picture, boxes, compute_bar, facts, left_out, strip, tone
-from skyinfra.terminal import folding, tables
+from skyinfra.terminal import tables
 
 if TYPE_CHECKING:
     from skyinfra.deploy.fleet_status import GpuStrip
     from skyinfra.deploy.transitions import GpuChange, Transition
     from skyinfra.mig.palette import Tone
 
-# The width of the word before a sentence.
+# The width of the word before a sentence: of a change, and of a layout.
 _WORD = 10
+_FACT = 9
 # Words beside it have that room at least.
 _NARROWEST = 24
 
@@ -86,9 +88,10 @@ def ranges(numbers: Sequence[int]) -> str:
 def layout_text(title: str, picture: Picture, notes: Sequence[tuple[str, str]], width: int | None = None) -> Text:
     """Returns the drawing of the MIG layout of one GPU. *notes*: pairs of a word and a sentence, for the last lines.
 
-    width: of the terminal; what stands in the boxes is cut where it is short.
+    width: of the terminal; where it is short, what stands in the boxes is cut, and sentences are folded.
     """
-    made = Text(f"{title}\n", style="bold")
+    room = width or sys.maxsize
+    made = Text(f"{_folded(title, room)}\n", style="bold")
     for line in [*boxes(picture, width), *compute_bar(picture, width)]:
         for piece, index in line:
             profile = None if index is None else picture.segments[index].profile
@@ -100,7 +103,8 @@ def layout_text(title: str, picture: Picture, notes: Sequence[tuple[str, str]], 
     if picture.missing:
         made.append(f"{left_out(picture)}\n", style="not bold red")
     for word, sentence in [*facts(picture), *notes]:
-        made.append(f"{word:<8} {sentence}\n", style="bold red" if word == "missing" else "not bold")
+        beside = _folded(sentence, room, _FACT)
+        made.append(f"{word:<{_FACT}}{beside}\n", style="bold red" if word == "missing" else "not bold")
     made.rstrip()
     return made
 
@@ -148,11 +152,16 @@ def _change_text(alike: Sequence[GpuChange], width: int) -> Text:
             made.append(piece, style="not bold" if index is None else f"not bold {_style(layout[index], units)}")
         made.append("\n")
     for word, sentence in _change_facts(alike):
-        lines = folding.sentences(Text(sentence), max(_NARROWEST, width - _WORD))
-        text = f"\n{'':<{_WORD}}".join(line.plain for line in lines)
-        made.append(f"{word:<{_WORD}}{text}\n", style="not bold red" if word == "ends" else "not bold")
+        beside = _folded(sentence, width, _WORD)
+        made.append(f"{word:<{_WORD}}{beside}\n", style="not bold red" if word == "ends" else "not bold")
     made.rstrip()
     return made
+
+
+def _folded(sentence: str, width: int, margin: int = 0) -> str:
+    """Returns *sentence* in lines of *width*, the later ones behind a *margin*."""
+    lines = folding.sentences(Text(sentence), max(_NARROWEST, width - margin))
+    return f"\n{'':<{margin}}".join(line.plain for line in lines)
 
 
 def _change_facts(alike: Sequence[GpuChange]) -> list[tuple[str, str]]:

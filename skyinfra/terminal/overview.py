@@ -8,12 +8,13 @@ from pathlib import Path
 
 from rich.text import Text
 
+from skyinfra import folding
 from skyinfra.deploy.cost import cost_of, running_cost
 from skyinfra.deploy.last_run import last_run
 from skyinfra.deploy.spending import program_of, spent
 from skyinfra.errors import FleetError, ProjectError, counted
 from skyinfra.protocol.manifest import Manifest
-from skyinfra.terminal import folding, tables
+from skyinfra.terminal import tables
 from skyinfra.terraform.blocks import Block
 from skyinfra.terraform.project import Project
 from skyinfra.terraform.synthesized import SynthesizedStack

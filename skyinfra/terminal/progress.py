@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -103,5 +102,4 @@ def _connecting(fleet: str) -> AbstractContextManager[None]:
 
 
 def _line(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
+    tables.say(text, to_stderr=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -44,36 +43,35 @@ def show_so_far(spent: Mapping[str, Any]) -> None:
     """Prints in a line what a fleet has cost; nothing where nobody pays."""
     if spent["text"]:
         unknown = f" Not known: {'; '.join(spent['unknown'])}." if spent["unknown"] else ""
-        tables.console().print(escape(f"It has cost {spent['text']}.{unknown}"), style=_style(spent), soft_wrap=True)
+        tables.say((f"It has cost {spent['text']}.{unknown}", _style(spent)))
 
 
-def _style(spent: Mapping[str, Any]) -> str | None:
+def _style(spent: Mapping[str, Any]) -> str:
     """Returns how a budget is shown: in another colour near its end, and where nobody knows how near that is."""
     fraction = spent["budget"]["fraction"] if spent["budget"] else 0.0
-    return "yellow" if fraction is None or fraction >= _NEAR else None
+    return "yellow" if fraction is None or fraction >= _NEAR else ""
 
 
 def show_spent(stacks: Sequence[Mapping[str, Any]], since: str | None) -> None:
     """Prints for each pool its machines, then who used them, then what is not known; and the sum of each stack."""
     if not any(each["pools"] for each in stacks):
-        sys.stdout.write("There is nothing that could have cost anything.\n")
+        tables.say("There is nothing that could have cost anything.")
     for stack in stacks:
         for pool in stack["pools"]:
             _show_pool(pool, since)
         if len(stack["pools"]) > 1:
             text = f"{stack['stack']}: {_usd(stack)}, {stack['hours']:.2f} node hours"
-            tables.console().print(f"[bold]{escape(text)}[/]", soft_wrap=True)
+            tables.say((text, "bold"))
 
 
 def _show_pool(pool: Mapping[str, Any], since: str | None) -> None:
-    out = tables.console()
     begin = f" since {since}, 0:00 UTC" if since else ""
     at = time.strftime("%Y-%m-%d %H:%M", time.localtime(pool["at"] or 0))
     source = {"head": "", "kept": f", as it was kept {at}", None: "; nobody knows its hours"}[pool["source"]]
     text = f"{_usd(pool)}, {pool['hours']:.2f} node hours{begin}{source}"
-    out.print(f"[bold]{escape(pool['fleet'])}[/]: {escape(text)}", soft_wrap=True)
+    tables.say((pool["fleet"], "bold"), f": {text}")
     if pool["problem"]:
-        out.print(f"[red]{escape(pool['problem'])}[/]", soft_wrap=True)
+        tables.say((pool["problem"], "red"))
     rows = [
         ("node", each["node"] + ("" if each["ended"] is None else " (ended)"), each["machine_type"], each)
         for each in pool["nodes"]
@@ -87,13 +85,13 @@ def _show_pool(pool: Mapping[str, Any], since: str | None) -> None:
             price = str(Price(**each["price"])) if each.get("price") else ""
             amount = _usd({**each, "free": pool.get("free") or each.get("free")})
             made.add_row(by, escape(what), escape(machine), f"{each['hours']:.2f}", amount, escape(price))
-        out.print(made)
+        tables.console().print(made)
     if unknown := [*pool["unknown"], *pool["not_counted"]]:
-        out.print(escape(f"Not known, and not in the sum: {'; '.join(unknown)}."), soft_wrap=True)
+        tables.say(f"Not known, and not in the sum: {'; '.join(unknown)}.")
     if budget := pool["budget"]:
         part = "nobody knows what" if budget["fraction"] is None else f"{budget['fraction']:.0%}"
         text = f"Budget: {usd(budget['usd'])}, of which this fleet has spent {part}."
-        out.print(text, style=_style(pool), soft_wrap=True)
+        tables.say((text, _style(pool)))
 
 
 def _usd(amount: Mapping[str, Any]) -> str:

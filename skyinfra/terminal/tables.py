@@ -14,9 +14,10 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from skyinfra import folding
 from skyinfra.console import console as clean_console
 from skyinfra.errors.printable import printable
-from skyinfra.terminal import folding, screen
+from skyinfra.terminal import screen
 
 if TYPE_CHECKING:
     from skyinfra.mig import Placement
@@ -65,13 +66,11 @@ def console(*, to_stderr: bool = False) -> Console:
 
 def say(*pieces: Piece, to_stderr: bool = False) -> None:
     """Prints sentences, folded between words where a terminal shows them; commands in them stay whole."""
-    out = console(to_stderr=to_stderr)
     text = Text()
     for piece, style in ((each, "") if isinstance(each, str) else each for each in pieces):
         text.append(printable(piece, None), style)
     text.highlight_regex(_COMMAND, "cyan")
-    for line in folding.sentences(text, out.width):
-        out.print(line, soft_wrap=True)
+    folding.say(console(to_stderr=to_stderr), text)
 
 
 class FittingTable(Table):

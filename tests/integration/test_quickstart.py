@@ -163,7 +163,10 @@ def test_tasks_run_on_every_slot(deployed: Path) -> None:
 
 def test_a_second_deploy_changes_nothing(deployed: Path) -> None:
     before = {p.pid for p in processes(deployed)}
-    assert "no changes" in skyinfra(deployed, "deploy", "--auto-approve").stdout
+    done = skyinfra(deployed, "deploy", "--auto-approve")
+    assert "no changes" in done.stdout
+    steps = [line.split("  ")[1] for line in done.stderr.partition("\nNext:\n")[2].splitlines()]
+    assert steps == ["skyinfra run quickstart/mig SCRIPT", "skyinfra status quickstart", "skyinfra destroy quickstart"]
     assert {p.pid for p in processes(deployed)} == before
 
 

@@ -24,8 +24,13 @@ from rich.text import Text
 from support import python_path
 
 import skyinfra
-from skyinfra.console import colours
-from skyinfra.terminal import folding
+from skyinfra import folding
+from skyinfra.console import colours, console
+from skyinfra.deploy import reporting
+from skyinfra.deploy.reporting import Line
+from skyinfra.terminal import spent, tables
+from skyinfra.terminal.plans import show_plan
+from skyinfra.terraform.program import Plan
 
 ESCAPE = "\x1b"
 VARIABLES = ("NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "COLORTERM", "TERM")
@@ -112,6 +117,24 @@ def test_only_the_eight_colours_of_the_terminal_itself(arguments: tuple[str, ...
     _, shown = on_terminal(*arguments, COLORTERM="truecolor")
     codes = {code for codes in re.findall(r"\x1b\[([0-9;]*)m", shown) for code in codes.split(";")}
     assert {*codes} & {"1", "36"} and not codes & {"38", "48"}
+
+
+CHANGES = [("create", "32", "+"), ("delete", "31", "-"), ("update", "33", "~"), ("replace", "33", "±")]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_plan_shows_each_change_in_its_colour(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    err = Stream(terminal=terminal)
+    monkeypatch.setattr(sys, "stderr", err)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    changes = tuple((action, f'module.mig.terraform_data.node["{action}"]') for action, _, _ in CHANGES)
+    show_plan("train", Plan(Path("plan"), changes), to_stderr=True)
+    lines = err.getvalue().splitlines()
+    signs = [f"\x1b[{colour}m{sign}\x1b[0m" if terminal else sign for _, colour, sign in CHANGES]
+    assert lines[:-1] == [f"  {sign} mig node {action}" for sign, (action, _, _) in zip(signs, CHANGES, strict=True)]
+    name = "\x1b[1mtrain\x1b[0m" if terminal else "train"
+    assert lines[-1] == f"{name}: 1 to create, 1 to update, 1 to replace, 1 to delete"
 
 
 @pytest.mark.parametrize("columns", [60, 80, 120])
@@ -209,7 +232,57 @@ def test_lines_of_a_traceback_stay_as_they_are() -> None:
     assert [line.plain for line in folding.sentences(text, 40)][1].endswith("line 19, in train")
 
 
+# What is written and no sentence: data, which others read.
+DATA = {
+    'f"{gpus}{kind}: {_said(layout)}',
+    'f"GPU {gpu}: {_said(layout)}',
+    'f"{_folder(self.manifest.pool, info)}/{_LOG}',
+}
+# Who prints what is folded already, or drawn.
+FOLDED = {"folding.py", "terminal/drawing.py", "terminal/help.py", "terminal/overview.py", "cli/layouts.py"} | {
+    "cli/render.py",  # a line to copy
+    "cli/status.py",
+}
+
+
 def test_commands_say_sentences_in_a_way_that_folds_them() -> None:
-    """`typer.echo` leaves that to the terminal, which breaks words and paths."""
+    """`typer.echo`, `write` and `soft_wrap` leave that to the terminal, which breaks words and paths."""
     package = Path(skyinfra.__file__).parent
-    assert [file.name for file in package.rglob("*.py") if re.search(r"echo\(.*err=True", file.read_text())] == []
+    sources = {file.relative_to(package).as_posix(): file.read_text() for file in package.rglob("*.py")}
+    assert [name for name, text in sources.items() if re.search(r"echo\(.*err=True", text)] == []
+    rooms = ("cli/", "deploy/", "folding.py", "terminal/")
+    of_commands = {name: text for name, text in sources.items() if name.startswith(rooms)}
+    written = {
+        said
+        for text in of_commands.values()
+        for said in re.findall(r'\.write(?:lines)?\(\s*(f?"[^"\\]* [^"\\]*)', text)
+    }
+    assert written == DATA
+    assert {name for name, text in of_commands.items() if "soft_wrap" in text} == FOLDED
+
+
+def test_facts_of_a_layout_are_folded_beside_their_word() -> None:
+    _, text = on_terminal("mig", "show", "H100", columns=60)
+    lines = plain(text).splitlines()
+    assert max(map(len, lines)) <= 60
+    place = next(index for index, line in enumerate(lines) if line.startswith("fits "))
+    assert lines[place].endswith(",") and re.fullmatch(r" {9}\S.*7g\.80gb", lines[place + 1])
+    assert "1g.20gb, 2g.20gb, 3g.40gb, 4g.40gb, 7g.80gb\n" in piped("mig", "show", "H100")
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_what_is_said_is_folded_on_a_terminal_alone(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = f"slurm: waiting: {'a node that is not there yet, ' * 4}\tand no other"
+    out, err = Stream(terminal=terminal), Stream(terminal=terminal)
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+    monkeypatch.setenv("COLUMNS", "40")
+    tables.say(said, to_stderr=True)
+    reporting.say(said)
+    Line("train", console(to_stderr=True))._print(said)
+    spent.show_so_far({"text": "$3 " * 20, "unknown": ["a price"], "budget": None})
+    lines = plain(err.getvalue() + out.getvalue()).splitlines()
+    if terminal:
+        assert max(map(len, lines)) <= 40 and len(lines) > 12
+    else:
+        assert lines == [said, said, f"train: {said}", f"It has cost {'$3 ' * 20}. Not known: a price."]

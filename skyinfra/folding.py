@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 from rich.text import Text
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 # A command is one word: it is copied as it stands.
 _WORD = re.compile(r"`[^`\n]+`\S*|\S+")
@@ -17,6 +22,18 @@ _PART = re.compile(rf"(?:(?!{_JOINT})\S)+(?:{_JOINT})*|(?:{_JOINT})+")
 _SEAM = re.compile(r"[^\s_.-]+[_.-]*|[_.-]+")
 # Lines that begin so are code, or name a file of a traceback.
 _CODE = ("    ", '  File "')
+
+
+def say(out: Console, text: Text) -> None:
+    """Prints *text* on *out*: its `sentences` where that is a terminal. Elsewhere its lines stay as they are."""
+    if out.is_terminal:
+        text.expand_tabs(8)
+    for line in sentences(text, out.width if out.is_terminal else sys.maxsize):
+        if "\t" in line.plain and not out.is_terminal:
+            # Rich would print spaces.
+            out.file.write(f"{line.plain}\n")
+        else:
+            out.print(line, soft_wrap=True)
 
 
 def sentences(text: Text, width: int) -> Iterator[Text]:
