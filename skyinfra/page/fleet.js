@@ -123,7 +123,7 @@ function drawFigures() {
   busyPast.splice(0, busyPast.length - KEPT);
   const ended = work ? minutes(work.ended, work.period, sum) : [], waited = work ? minutes(work.waited, work.period, (each) => Math.max(...each)) : [];
   const last = work && work.ended.length >= 60 / work.period ? sum(work.ended.slice(-Math.round(60 / work.period))) : null;
-  const price = state.usd_per_hour, spent = state.spent && isKnown(state.spent.usd) ? state.spent : null;
+  const price = state.usd_per_hour, spent = state.spent && (isKnown(state.spent.usd) || !price) ? state.spent : null;
   const sinceHead = work && price ? [`about ${usd((price * work.seconds) / 3600)}`, `since its head began, ${span(work.seconds)} ago`] : ["not known"];
   const numbers = [
     ["Slots busy", `${busy} of ${slots.length}`],
@@ -131,11 +131,11 @@ function drawFigures() {
     ["Jobs queued", or(state.jobs_queued, String)],
     ["Tasks ended in the last minute", or(last, String)],
     ["Price", isKnown(price) ? (price ? `${usd(price)} per hour` : "costs nothing") : "not known"],
-    price || spent ? ["So far", ...(spent ? [usd(spent.usd), `${spent.hours.toFixed(1)} node hours`] : sinceHead)] : null,
+    price || spent ? ["So far", ...(spent ? costWords(spent) : sinceHead)] : null,
   ].filter(isKnown);
   const list = by("numbers");
-  if (list.children.length !== numbers.length) list.replaceChildren(...numbers.map(() => made("div", {}, made("dt"), made("dd"), made("dd"))));
-  numbers.forEach((words, at) => [0, 1, 2].forEach((part) => write(list.children[at].children[part], words[part] || "")));
+  if (list.children.length !== numbers.length) list.replaceChildren(...numbers.map(() => made("div", {}, made("dt"), made("dd"), made("dd"), made("dd"))));
+  numbers.forEach((words, at) => [0, 1, 2, 3].forEach((part) => write(list.children[at].children[part], words[part] || "")));
   const charts = [["slots busy", busyPast, slots.length], ["tasks ended, by minute", ended], ["tasks waiting at the head", waited]];
   by("rates").replaceChildren(...charts.filter(([, points]) => points.length > 1).map(([name, points, most]) => chart(name, points, most || highest(points), `${points[points.length - 1].value}, at most ${highest(points)}`)));
 }

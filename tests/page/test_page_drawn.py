@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from front_ends.browser import PATIENCE_MS, Shown, findings, shown
-from front_ends.still_fleet import HALVES, StillFleet, job_of, slots_of
+from front_ends.still_fleet import HALVES, StillFleet, busy_fleet, job_of, slots_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -24,28 +24,6 @@ from skyinfra.submission.fleet import RunningTask
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("fleet-page")]
 
 GIB = 2**30
-
-
-def busy_fleet() -> StillFleet:
-    """A fleet with something of everything."""
-    slots = [*slots_of("n1", [HALVES, ("1g.10gb",) * 3]), *slots_of("n2", [("7g.80gb",), ("2g.20gb", "1g.10gb")])]
-    work = FleetWork(7200.0, 3, 10.0, (0, 1, 2) * 60, (4, 5, 6) * 60, {"n1/0": Progress(37, 100, "loss 0.31")})
-    tasks = {"n1/0": [RunningTask("train-1", "train", 61.0)], "n2/0": [RunningTask("serve-1", "serve", 7300.0)]}
-    readings = {"n1/0": SlotReading(slots[0], 91.0, 20 * GIB, 40 * GIB, 61, 402.0)}
-    jobs = [job_of(1, slot="n1/0", started=1_000_010.0, ended=1_000_190.0, figures=Figures(5, 10, 3 * GIB, 7200.0))]
-    jobs += [job_of(2, state="running", slot="n1/0", started=1_000_100.0), job_of(3, state="queued")]
-    logs = {"train-1": "epoch 1\nepoch 2\n", jobs[0].key: "all done\n", jobs[1].key: "step 3\n", "n1": "runner began\n"}
-    return StillFleet(
-        slots, draining=[], tasks=tasks, readings=readings, kept_jobs=jobs, counted=work, logs=logs,
-        promised={"n1": tuple(f"n1/{number}" for number in range(6))},
-    )  # fmt: skip
-
-
-def test_what_a_fleet_has_cost_is_that_of_its_machines_where_the_head_knows_it(chromium: Any) -> None:
-    cost = {"text": "", "hours": 40.0, "usd": 2201.6, "estimated": False, "unknown": [], "budget": None}
-    with shown(chromium, LiveFleet(busy_fleet(), "2 p5.48xlarge", 98.32, lambda: cost)) as found:
-        numbers = found.page.locator("#numbers").inner_text()
-    assert "$2,201.60" in numbers and "40.0 node hours" in numbers and "since its head" not in numbers
 
 
 def test_a_person_goes_from_a_partition_to_its_task_and_log(chromium: Any) -> None:
@@ -189,7 +167,7 @@ def test_a_fleet_that_does_not_answer_is_said_to_and_what_it_said_stays(chromium
         found.again()
         found.page.wait_for_selector("#problem:has-text('its head is away')", timeout=PATIENCE_MS)
         assert found.page.locator("[data-slot]").count() == 8
-        del fleet.look  # type: ignore[attr-defined]
+        del fleet.look
         found.again()
         found.page.wait_for_selector("#problem", state="hidden", timeout=PATIENCE_MS)
         found.wrong[:] = [each for each in found.wrong if "503" not in each]
