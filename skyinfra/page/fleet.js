@@ -117,6 +117,12 @@ function drawChanges() {
 
 // Figures -------------------------------------------------------------------------------------------------------------
 
+function drawNumbers(numbers) {
+  const list = by("numbers");
+  if (list.children.length !== numbers.length) list.replaceChildren(...numbers.map(() => made("div", {}, made("dt"), made("dd"), made("dd"), made("dd"))));
+  numbers.forEach((words, at) => [0, 1, 2, 3].forEach((part) => write(list.children[at].children[part], words[part] || "")));
+}
+
 function drawFigures() {
   const slots = everySlot(), busy = slots.filter((slot) => slot.tasks.length).length, work = state.work;
   busyPast.push({ at: Date.now() / 1000, value: busy });
@@ -133,9 +139,7 @@ function drawFigures() {
     ["Price", isKnown(price) ? (price ? `${usd(price)} per hour` : "costs nothing") : "not known"],
     price || spent ? ["So far", ...(spent ? costWords(spent) : sinceHead)] : null,
   ].filter(isKnown);
-  const list = by("numbers");
-  if (list.children.length !== numbers.length) list.replaceChildren(...numbers.map(() => made("div", {}, made("dt"), made("dd"), made("dd"), made("dd"))));
-  numbers.forEach((words, at) => [0, 1, 2, 3].forEach((part) => write(list.children[at].children[part], words[part] || "")));
+  drawNumbers(numbers);
   const charts = [["slots busy", busyPast, slots.length], ["tasks ended, by minute", ended], ["tasks waiting at the head", waited]];
   by("rates").replaceChildren(...charts.filter(([, points]) => points.length > 1).map(([name, points, most]) => chart(name, points, most || highest(points), `${points[points.length - 1].value}, at most ${highest(points)}`)));
 }
@@ -282,7 +286,9 @@ function draw() {
   document.title = state.kept ? `${state.fleet}: kept jobs` : `${state.fleet}: ${busy} of ${slots.length} slots busy`;
   write(by("fleet"), state.fleet + mark());
   write(by("facts"), state.kept ? `${state.kept.why}: what was kept of it ${moment(state.kept.at)}, in ${state.kept.where}` : [state.provider, `${state.nodes.length} node${state.nodes.length === 1 ? "" : "s"}`, state.price].filter(Boolean).join(" · "));
-  for (const id of ["figures", "nodes-part", "rates-part", "footer"]) hide(id, Boolean(state.kept));
+  for (const id of ["nodes-part", "rates-part", "footer"]) hide(id, Boolean(state.kept));
+  hide("figures", Boolean(state.kept && !state.spent));
+  if (state.kept && state.spent) drawNumbers([["Has cost", ...costWords(state.spent, `, as kept ${moment(state.spent.at)} in ${state.spent.where}`)]]);
   if (!state.kept) {
     put(by("nodes"), state.nodes.map(drawNode));
     sweep(cards);

@@ -327,8 +327,12 @@ def test_the_page_of_a_fleet_that_is_gone(chromium: Any) -> None:
     figures = Figures(5, 10, 3 * GIB, 7200.0)
     kept = [Kept(1, "all done\n", slot="n1/0", started=1_000_010.0, ended=1_000_190.0, figures=figures)]
     kept.append(Kept(2, "", "the log could not be read", state="running", slot="n9/0", started=1_000_020.0))
-    with shown(chromium, KeptFleet("demo/mig", kept, "the fleet is gone")) as found:
+    spent = {"at": 1_000_400.0, "where": "s3://states/jobs/", "hours": 40.0, "usd": 2201.6, "estimated": True}
+    source = KeptFleet("demo/mig", kept, "the fleet is gone", {**spent, "unknown": []})
+    with shown(chromium, source) as found:
         page, text = found.page, found.text()
+        cost = page.locator("#numbers").inner_text().splitlines()
+        assert cost[:2] == ["Has cost", "~$2,201.60"] and re.match("40.0 node hours, as kept .*1970.* in s3:", cost[2])
         assert "the fleet is gone: what was kept of it" in text
         assert "demo/mig (simulated)" in text
         assert page.locator("#jobs tr td:first-child").all_inner_texts() == ["job-2", "job-1"]
