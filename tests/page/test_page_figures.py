@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
-from front_ends.browser import shown
+from front_ends.browser import PATIENCE_MS, shown
 from front_ends.still_fleet import busy_fleet
 
 from skyinfra.page import LiveFleet
@@ -31,3 +32,24 @@ def test_a_part_of_what_a_fleet_has_cost_is_no_whole(
     with shown(chromium, LiveFleet(busy_fleet(), "2 p5.48xlarge", price, lambda: cost)) as found:
         card = found.page.locator("#numbers div", has_text="So far").inner_text().splitlines()
     assert card == ["So far", sum_of_it, "40.0 node hours", f"not in the sum: {'; '.join(missing)}"]
+
+
+@pytest.mark.parametrize("simulated", [True, False])
+def test_figures_over_time_are_there_after_two_looks_and_say_what_is_simulated(chromium: Any, simulated: bool) -> None:
+    fleet = busy_fleet()
+    fleet.simulated = simulated
+    with shown(chromium, LiveFleet(fleet)) as found:
+        page = found.page
+        page.locator("[data-slot='n1/0']").click()
+        found.again()
+        page.wait_for_selector("#charts figure >> nth=1", timeout=PATIENCE_MS)
+        mark = " (simulated)" if simulated else ""
+        rates = {"slots busy": "2, at most 2", "tasks ended, by minute": "30, at most 30"}
+        rates["tasks waiting at the head"] = "2, at most 2"
+        for id_, figures in (("rates", rates), ("charts", {"use": "91 %", "memory": "50 %"})):
+            captions = page.locator(f"#{id_} figcaption").all_inner_texts()
+            lasts = [re.sub(r"[0-9.]+ (s|min|h)$", "", each) for each in captions]
+            assert lasts == [f"{name}{mark}: {words}, of the last " for name, words in figures.items()]
+            lines = page.locator(f"#{id_} polyline").evaluate_all("all => all.map((e) => e.points.numberOfItems)")
+            assert len(lines) == len(figures) and min(lines) >= 2
+        assert "(simulated)" not in page.locator("#numbers").inner_text(), "tasks and prices are none of a device"
