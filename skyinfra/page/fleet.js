@@ -69,7 +69,7 @@ function drawNode(node) {
       made("p", {}, made("button", { class: "log", type: "button", onclick: () => follow(node.name, "", `the runner of ${node.name}`) }, `log of the runner of ${node.name}`)));
     // What is out of view is laid out when it comes into it; until then its height is that of so many GPUs.
     element.style.containIntrinsicSize = `auto ${5 + 5.25 * node.gpus.length}rem`;
-    card = { element, gpus: new Map() };
+    card = { element, gpus: new Map(), shown: [] };
     cards.set(node.name, card);
   }
   card.current = true;
@@ -77,9 +77,13 @@ function drawNode(node) {
   write(title.lastChild, [node.machine, node.zone, node.head ? "head" : null].filter(Boolean).join(", "));
   write(bad, node.problem || "");
   write(missing, node.missing.length ? `to come: ${node.missing.join(", ")}` : "");
-  put(gpus, node.gpus.map((gpu) => {
+  // While a layout changes, a GPU may have no slot, and the fleet says nothing of it: its row stays while slots are to come.
+  const gone = node.missing.length ? card.shown.filter((last) => isKnown(last.gpu) && !node.gpus.some((gpu) => gpu.gpu === last.gpu)) : [];
+  card.shown = [...node.gpus, ...gone.map((gpu) => ({ ...gpu, slots: [] }))].sort((one, other) => (one.gpu ?? Infinity) - (other.gpu ?? Infinity));
+  put(gpus, card.shown.map((gpu) => {
     const called = isKnown(gpu.gpu) ? `GPU ${gpu.gpu} ${gpu.accelerator || ""}` : "CPU";
     if (!card.gpus.has(called)) card.gpus.set(called, made("div", { class: "gpu" }, made("span", { class: "pale" }, called), made("div", { class: "bar" })));
+    write(card.gpus.get(called).firstChild, gpu.slots.length ? called : `${called}: its layout changes`);
     const row = card.gpus.get(called).lastChild, drawn = gpu.slots.map(drawSlot), slots = [...row.querySelectorAll("button")];
     if (drawn.length !== slots.length || drawn.some((each, number) => each !== slots[number])) row.replaceChildren(...placed(gpu.slots, gpu.units, drawn));
     if (isKnown(gpu.gpu)) noteLayout(node.name, gpu);
@@ -337,7 +341,7 @@ function neighbour(from, key) {
   const all = [...by("nodes").querySelectorAll("[data-slot]")], at = all.indexOf(from);
   if (key === "Home" || key === "End") return all.at(key === "Home" ? 0 : -1);
   if (key === "ArrowLeft" || key === "ArrowRight") return all[at + (key === "ArrowLeft" ? -1 : 1)];
-  const bars = [...by("nodes").querySelectorAll(".bar")], next = bars[bars.indexOf(from.parentElement) + (key === "ArrowUp" ? -1 : 1)];
+  const bars = [...by("nodes").querySelectorAll(".bar:has([data-slot])")], next = bars[bars.indexOf(from.parentElement) + (key === "ArrowUp" ? -1 : 1)];
   const middle = (each) => each.getBoundingClientRect().left + each.getBoundingClientRect().width / 2;
   return next && [...next.querySelectorAll("[data-slot]")].sort((one, other) => Math.abs(middle(one) - middle(from)) - Math.abs(middle(other) - middle(from)))[0];
 }

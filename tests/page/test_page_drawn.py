@@ -288,23 +288,44 @@ def test_slots_that_share_an_instance_share_its_place(chromium: Any) -> None:
 
 
 def test_a_layout_change_is_drawn_as_it_happens(chromium: Any) -> None:
-    fleet = StillFleet()
+    fleet = StillFleet([*slots_of("n1", [HALVES, HALVES])])
+    second = fleet.slots[2:]
     with shown(chromium, LiveFleet(fleet)) as found:
         page = found.page
-        fleet.slots, fleet.draining = [], fleet.slots
+        fleet.slots, fleet.draining = second, fleet.slots[:2]
         fleet.tasks = {"n1/0": [RunningTask("train-1", "train", 61.0)]}
         found.again()
         page.wait_for_selector("[data-slot].going >> nth=1", timeout=PATIENCE_MS)
         assert "train" in page.locator("[data-slot='n1/0']").inner_text()
         assert "goes" in page.locator("[data-slot='n1/1']").inner_text()
-        fleet.slots, fleet.draining, fleet.tasks = slots_of("n1", [("2g.20gb",) * 3]), [], {}
+        # The old ones have gone, the new ones are not there yet: of a GPU without slots the fleet says nothing.
+        names = ("n1/0", "n1/1", "n1/4")
+        fleet.slots, fleet.draining, fleet.tasks, fleet.promised = second, [], {}, {"n1": (*names, "n1/2", "n1/3")}
         found.again()
-        page.wait_for_selector("[data-slot='n1/2']", timeout=PATIENCE_MS)
-        assert set(page.locator("[data-slot] b").all_inner_texts()) == {"2g.20gb"}
+        page.wait_for_selector("[data-slot='n1/0']", state="detached", timeout=PATIENCE_MS)
+        rows = page.locator("[data-node=n1] .gpu")
+        assert rows.all_inner_texts()[0] == "GPU 0 H100: its layout changes", "it stays, and stays the first"
+        assert rows.count() == 2 and rows.nth(1).inner_text().startswith("GPU 1 H100\n")
+        assert page.locator(".gpu").first.locator("[data-slot]").count() == 0
+        page.locator("[data-slot='n1/2']").focus()
+        page.keyboard.press("ArrowUp")
+        assert page.evaluate("document.activeElement.dataset.slot") == "n1/2", "there is no slot above it"
+        new = slots_of("n1", [("2g.20gb",) * 3])
+        new[2:] = [replace(new[2], worker=4, slot="n1/4")]
+        fleet.slots = [*new, *second]
+        found.again()
+        page.wait_for_selector("[data-slot='n1/4']", timeout=PATIENCE_MS)
+        assert page.locator(".gpu").first.locator("b").all_inner_texts() == ["2g.20gb"] * 3
+        assert rows.first.inner_text().startswith("GPU 0 H100\n")
         assert page.locator("[data-slot].fresh").count() == 3
         [change] = page.locator("#seen li").all_inner_texts()
         assert "n1 GPU 0: 3g.40gb, 3g.40gb became 2g.20gb, 2g.20gb, 2g.20gb" in change
         assert page.locator("#seen .pair .slot").count() == 5
+        # A GPU that has gone for good: nothing is to come.
+        fleet.slots, fleet.promised = second, {}
+        found.again()
+        page.wait_for_selector("[data-slot='n1/4']", state="detached", timeout=PATIENCE_MS)
+        assert rows.count() == 1 and rows.inner_text().startswith("GPU 1 H100\n")
 
 
 # What is kept --------------------------------------------------------------------------------------------------------

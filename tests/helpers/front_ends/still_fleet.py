@@ -80,7 +80,7 @@ class StillFleet:
         return Manifest(VERSION, "demo", "mig", "aws", endpoint, nodes, (), "s" * 32, simulated=self.simulated)
 
     def node_names(self) -> list[str]:
-        return list(dict.fromkeys(slot.node for slot in (*self.slots, *self.draining)))
+        return list(dict.fromkeys([*self.promised, *(slot.node for slot in (*self.slots, *self.draining))]))
 
     def look(self) -> Snapshot:
         state = FleetState(STATE_VERSION, self.promised)
