@@ -207,41 +207,7 @@ def test_hostile_words_stay_words(chromium: Any) -> None:
         assert "\u202e" not in text and "\x1b" not in text
 
 
-# Light ---------------------------------------------------------------------------------------------------------------
-
-
-def large_fleet() -> StillFleet:
-    """A fleet of 1,008 slots, each with a task and a reading."""
-    slots = [slot for number in range(18) for slot in slots_of(f"n{number}", [("1g.10gb",) * 7] * 8)]
-    readings = {each.slot: SlotReading(each, 50.0, GIB, 10 * GIB, 60, 400.0) for each in slots}
-    tasks = {each.slot: [RunningTask(f"t-{each.slot}", "train", 61.0)] for each in slots}
-    work = FleetWork(9e3, 7, 10.0, (1,) * 360, (900,) * 360, {each.slot: Progress(1, 3) for each in slots})
-    return StillFleet(slots, readings=readings, tasks=tasks, counted=work, kept_jobs=[job_of(n) for n in range(1500)])
-
-
-def test_a_thousand_slots_are_light(chromium: Any) -> None:
-    """ray#22621: 158 MB for each request; skypilot#5108: 176 MB of jobs; ray#35202, #55010: many jobs."""
-    fleet = large_fleet()
-    with shown(chromium, LiveFleet(fleet)) as found:
-        page = found.page
-        assert page.locator("[data-slot]").count() == 1008
-        sizes = dict(found.answers)
-        assert set(sizes) == {"/fleet", "/fleet/fleet.css", "/fleet/fleet.js", "/fleet/state"}
-        assert sum(size for path, size in sizes.items() if path != "/fleet/state") < 40_000
-        assert sizes["/fleet/state"] < 1_500_000
-        assert page.locator("#jobs tr").count() == 200
-        # Out of view, where nothing is laid out before it comes into it.
-        assert page.locator("#jobs tr td").first.text_content() == "job-1499", "the newest first"
-        assert "The newest 200 of 1500" in found.text()
-        watch = """() => { window.seen = 0; new MutationObserver((all) => { window.seen += all.length; })
-            .observe(document.querySelector('main'), {subtree: true, childList: true, attributes: true}); }"""
-        page.evaluate(watch)
-        page.evaluate("draw()")
-        assert page.evaluate("new Promise((done) => setTimeout(() => done(window.seen)))") == 0
-        fleet.tasks["n3/9"] = [RunningTask("other", "other", 1.0)]
-        page.evaluate("fetch('/fleet/state').then((a) => a.json()).then((found) => { state = found; draw(); })")
-        assert 1 <= page.evaluate("new Promise((done) => setTimeout(() => done(window.seen)))") < 20
-        assert page.locator("[data-slot='n3/9']").inner_text().startswith("1g.10gb")
+# Who reads ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_look_takes_nothing_from_who_reads(chromium: Any) -> None:
