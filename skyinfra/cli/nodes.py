@@ -15,7 +15,7 @@ from rich.table import Table
 from skyinfra.cli.options import Fleet, Json, Lines, NodeName, Wide, write
 from skyinfra.declared import seconds_of
 from skyinfra.deploy.cost import FREE, running_cost
-from skyinfra.deploy.kept import GONE, kept_jobs, why_gone
+from skyinfra.deploy.kept import GONE, kept_jobs, kept_spent, why_gone
 from skyinfra.deploy.spending import fleet_spent
 from skyinfra.errors import InvalidField, NodeError, SkyinfraError, counted
 from skyinfra.errors.printable import printable
@@ -260,7 +260,7 @@ def _show_kept(fleet: str, error: SkyinfraError, port: int, *, browser: bool) ->
     found = kept_jobs(fleet)
     if not found:
         raise error
-    source = page.KeptFleet(fleet, found, why_gone(error))
+    source = page.KeptFleet(fleet, found, why_gone(error), _spent_of_gone(fleet))
     tables.say(
         f"{source.why}: the page shows its {counted(len(found), 'job')} kept in {found[-1].where}", to_stderr=True
     )
@@ -268,6 +268,15 @@ def _show_kept(fleet: str, error: SkyinfraError, port: int, *, browser: bool) ->
         if browser and sys.stdout.isatty():
             dashboard.show()
         _say_url(fleet, dashboard.url)
+
+
+def _spent_of_gone(fleet: str) -> dict[str, Any] | None:
+    """Returns what is kept of what a fleet has cost; None where nothing is, or it cannot be read, which it says."""
+    try:
+        return kept_spent(fleet)
+    except SkyinfraError as error:
+        tables.say(f"what {fleet} has cost is not shown: {printable(str(error))}", to_stderr=True)
+        return None
 
 
 def _price(fleet: str, provider: str) -> tuple[str, float | None]:

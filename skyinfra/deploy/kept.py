@@ -344,6 +344,25 @@ def kept_jobs(fleet: str, pool: str | None = None) -> list[KeptJob]:
     fleet, pool: as for `connect`. Of a stack that the project does not declare, or where there is no project, those in
     the folder. Raises `CloudRefused`, `MissingDependency`, `ProjectError`.
     """
+    store, pool = _store_for(fleet, pool)
+    records = [each for each in store.names(pool) if each.endswith(f"/{_RECORD}")] if pool else []
+    with ThreadPoolExecutor(_AT_ONCE) as threads:
+        found = [each for each in threads.map(partial(_kept, store), records) if each is not None]
+    return sorted(found, key=lambda each: (each.info.submitted, each.info.id))
+
+
+def kept_spent(fleet: str) -> dict[str, Any] | None:
+    """Returns in a few values what the fleets of ``STACK/POOL`` have cost that are gone, as it is kept beside their
+    jobs; None where nothing is, as of free ones. Raises as `kept_jobs` does."""
+    store, pool = _store_for(fleet)
+    found = _kept_hours(store, pool) if pool else []
+    spent = pool_spent(fleet, found)
+    named = {name: spent[name] for name in ("at", "hours", "usd", "estimated", "unknown")}
+    return {"where": store.where, **named} if found else None
+
+
+def _store_for(fleet: str, pool: str | None = None) -> tuple[Store, str]:
+    """Returns where things of a fleet are kept, and the name of its pool there; an empty one where it can have none."""
     name, _, named = fleet.partition("/")
     pool = pool or named
     try:
@@ -352,12 +371,7 @@ def kept_jobs(fleet: str, pool: str | None = None) -> list[KeptJob]:
         store, pool = store_of(stack, project.base_of(stack)), pool or stack.only_pool
     except (ProjectNotFound, StackNotFound, PoolNotFound):
         store = local_store(Path.cwd(), Path(name).name)
-    if not pool or Path(pool).name != pool:
-        return []
-    records = [each for each in store.names(pool) if each.endswith(f"/{_RECORD}")]
-    with ThreadPoolExecutor(_AT_ONCE) as threads:
-        found = [each for each in threads.map(partial(_kept, store), records) if each is not None]
-    return sorted(found, key=lambda each: (each.info.submitted, each.info.id))
+    return store, pool if pool and Path(pool).name == pool else ""
 
 
 def _kept(store: Store, record: str) -> KeptJob | None:

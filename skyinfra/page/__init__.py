@@ -144,14 +144,16 @@ class LiveFleet:
 
 @dataclass(frozen=True)
 class KeptFleet:
-    """The jobs that are kept of a fleet, which is not there. why: why not, in words."""
+    """The jobs that are kept of a fleet, which is not there. why: why not, in words. spent: what is kept of what it has
+    cost, see `skyinfra.deploy.kept.kept_spent`."""
 
     fleet: str
     kept: Sequence[KeptJob]
     why: str
+    spent: Mapping[str, Any] | None = None
 
     def state(self) -> dict[str, object]:
-        """Returns what `state` does, as far as it is kept: the jobs."""
+        """Returns what `state` does, as far as it is kept: the jobs, and what it has cost."""
         last = max(self.kept, key=lambda each: each.kept)
         kept = {"at": last.kept, "where": last.where, "why": self.why}
         jobs = _jobs([each.info for each in self.kept], notes={each.info.id: each.note for each in self.kept})
@@ -159,6 +161,7 @@ class KeptFleet:
             "provider": None,
             "simulated": last.simulated,
             "price": "",
+            "spent": self.spent,
             "nodes": [],
             "changes": [],
         }

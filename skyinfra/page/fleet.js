@@ -69,7 +69,7 @@ function drawNode(node) {
       made("p", {}, made("button", { class: "log", type: "button", onclick: () => follow(node.name, "", `the runner of ${node.name}`) }, `log of the runner of ${node.name}`)));
     // What is out of view is laid out when it comes into it; until then its height is that of so many GPUs.
     element.style.containIntrinsicSize = `auto ${5 + 5.25 * node.gpus.length}rem`;
-    card = { element, gpus: new Map() };
+    card = { element, gpus: new Map(), shown: [] };
     cards.set(node.name, card);
   }
   card.current = true;
@@ -77,9 +77,13 @@ function drawNode(node) {
   write(title.lastChild, [node.machine, node.zone, node.head ? "head" : null].filter(Boolean).join(", "));
   write(bad, node.problem || "");
   write(missing, node.missing.length ? `to come: ${node.missing.join(", ")}` : "");
-  put(gpus, node.gpus.map((gpu) => {
+  // While a layout changes, a GPU may have no slot, and the fleet says nothing of it: its row stays while slots are to come.
+  const gone = node.missing.length ? card.shown.filter((last) => isKnown(last.gpu) && !node.gpus.some((gpu) => gpu.gpu === last.gpu)) : [];
+  card.shown = [...node.gpus, ...gone.map((gpu) => ({ ...gpu, slots: [] }))].sort((one, other) => (one.gpu ?? Infinity) - (other.gpu ?? Infinity));
+  put(gpus, card.shown.map((gpu) => {
     const called = isKnown(gpu.gpu) ? `GPU ${gpu.gpu} ${gpu.accelerator || ""}` : "CPU";
     if (!card.gpus.has(called)) card.gpus.set(called, made("div", { class: "gpu" }, made("span", { class: "pale" }, called), made("div", { class: "bar" })));
+    write(card.gpus.get(called).firstChild, gpu.slots.length ? called : `${called}: its layout changes`);
     const row = card.gpus.get(called).lastChild, drawn = gpu.slots.map(drawSlot), slots = [...row.querySelectorAll("button")];
     if (drawn.length !== slots.length || drawn.some((each, number) => each !== slots[number])) row.replaceChildren(...placed(gpu.slots, gpu.units, drawn));
     if (isKnown(gpu.gpu)) noteLayout(node.name, gpu);
@@ -117,13 +121,19 @@ function drawChanges() {
 
 // Figures -------------------------------------------------------------------------------------------------------------
 
+function drawNumbers(numbers) {
+  const list = by("numbers");
+  if (list.children.length !== numbers.length) list.replaceChildren(...numbers.map(() => made("div", {}, made("dt"), made("dd"), made("dd"), made("dd"))));
+  numbers.forEach((words, at) => [0, 1, 2, 3].forEach((part) => write(list.children[at].children[part], words[part] || "")));
+}
+
 function drawFigures() {
   const slots = everySlot(), busy = slots.filter((slot) => slot.tasks.length).length, work = state.work;
   busyPast.push({ at: Date.now() / 1000, value: busy });
   busyPast.splice(0, busyPast.length - KEPT);
   const ended = work ? minutes(work.ended, work.period, sum) : [], waited = work ? minutes(work.waited, work.period, (each) => Math.max(...each)) : [];
   const last = work && work.ended.length >= 60 / work.period ? sum(work.ended.slice(-Math.round(60 / work.period))) : null;
-  const price = state.usd_per_hour, spent = state.spent && isKnown(state.spent.usd) ? state.spent : null;
+  const price = state.usd_per_hour, spent = state.spent && (isKnown(state.spent.usd) || !price) ? state.spent : null;
   const sinceHead = work && price ? [`about ${usd((price * work.seconds) / 3600)}`, `since its head began, ${span(work.seconds)} ago`] : ["not known"];
   const numbers = [
     ["Slots busy", `${busy} of ${slots.length}`],
@@ -131,11 +141,9 @@ function drawFigures() {
     ["Jobs queued", or(state.jobs_queued, String)],
     ["Tasks ended in the last minute", or(last, String)],
     ["Price", isKnown(price) ? (price ? `${usd(price)} per hour` : "costs nothing") : "not known"],
-    price || spent ? ["So far", ...(spent ? [usd(spent.usd), `${spent.hours.toFixed(1)} node hours`] : sinceHead)] : null,
+    price || spent ? ["So far", ...(spent ? costWords(spent) : sinceHead)] : null,
   ].filter(isKnown);
-  const list = by("numbers");
-  if (list.children.length !== numbers.length) list.replaceChildren(...numbers.map(() => made("div", {}, made("dt"), made("dd"), made("dd"))));
-  numbers.forEach((words, at) => [0, 1, 2].forEach((part) => write(list.children[at].children[part], words[part] || "")));
+  drawNumbers(numbers);
   const charts = [["slots busy", busyPast, slots.length], ["tasks ended, by minute", ended], ["tasks waiting at the head", waited]];
   by("rates").replaceChildren(...charts.filter(([, points]) => points.length > 1).map(([name, points, most]) => chart(name, points, most || highest(points), `${points[points.length - 1].value}, at most ${highest(points)}`)));
 }
@@ -282,7 +290,9 @@ function draw() {
   document.title = state.kept ? `${state.fleet}: kept jobs` : `${state.fleet}: ${busy} of ${slots.length} slots busy`;
   write(by("fleet"), state.fleet + mark());
   write(by("facts"), state.kept ? `${state.kept.why}: what was kept of it ${moment(state.kept.at)}, in ${state.kept.where}` : [state.provider, `${state.nodes.length} node${state.nodes.length === 1 ? "" : "s"}`, state.price].filter(Boolean).join(" · "));
-  for (const id of ["figures", "nodes-part", "rates-part", "footer"]) hide(id, Boolean(state.kept));
+  for (const id of ["nodes-part", "rates-part", "footer"]) hide(id, Boolean(state.kept));
+  hide("figures", Boolean(state.kept && !state.spent));
+  if (state.kept && state.spent) drawNumbers([["Has cost", ...costWords(state.spent, `, as kept ${moment(state.spent.at)} in ${state.spent.where}`)]]);
   if (!state.kept) {
     put(by("nodes"), state.nodes.map(drawNode));
     sweep(cards);
@@ -331,7 +341,7 @@ function neighbour(from, key) {
   const all = [...by("nodes").querySelectorAll("[data-slot]")], at = all.indexOf(from);
   if (key === "Home" || key === "End") return all.at(key === "Home" ? 0 : -1);
   if (key === "ArrowLeft" || key === "ArrowRight") return all[at + (key === "ArrowLeft" ? -1 : 1)];
-  const bars = [...by("nodes").querySelectorAll(".bar")], next = bars[bars.indexOf(from.parentElement) + (key === "ArrowUp" ? -1 : 1)];
+  const bars = [...by("nodes").querySelectorAll(".bar:has([data-slot])")], next = bars[bars.indexOf(from.parentElement) + (key === "ArrowUp" ? -1 : 1)];
   const middle = (each) => each.getBoundingClientRect().left + each.getBoundingClientRect().width / 2;
   return next && [...next.querySelectorAll("[data-slot]")].sort((one, other) => Math.abs(middle(one) - middle(from)) - Math.abs(middle(other) - middle(from)))[0];
 }

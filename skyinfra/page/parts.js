@@ -103,3 +103,9 @@ function minutes(counts, period, join) {
 }
 
 const sum = (counts) => (counts.every(isKnown) ? counts.reduce((all, each) => all + each, 0) : null);
+
+// Sum, hours, and what is in neither, of what a fleet has cost.
+const costWords = (spent, kept = "") => [
+  or(spent.usd, (value) => (spent.estimated ? "~" : "") + usd(value)), `${spent.hours.toFixed(1)} node hours${kept}`,
+  spent.unknown.length ? `not in the sum: ${spent.unknown.join("; ")}` : "",
+];

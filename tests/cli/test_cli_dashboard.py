@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -15,6 +16,8 @@ from pathlib import Path
 
 import pytest
 from front_ends.still_fleet import job_of
+
+from skyinfra.cli import nodes
 
 
 def kept(folder: Path, number: int, log: str | None) -> None:
@@ -31,11 +34,22 @@ def kept(folder: Path, number: int, log: str | None) -> None:
 def test_the_page_of_a_fleet_that_is_gone(tmp_path: Path) -> None:
     kept(tmp_path, 1, "first\n")
     kept(tmp_path, 2, None)
+    run = {"node": "mig-0", "machine": "m-0", "began": 0.0, "seconds": 7200.0}
+    hours = {"version": 1, "ledger": "l1", "at": 7200.0, "runs": [run], "uses": []}
+    price = {"usd_per_hour": 55.04, "region": "us-east-1", "date": "2026-07-20", "basis": "listed"}
+    machine = {"machine_type": "p5.48xlarge", "price": price, "source": "", "free": False, "assumed": False}
+    ledgers = [{"hours": hours, "machines": {"mig-0/m-0": machine}}]
+    spent = tmp_path / ".skyinfra" / ".jobs" / "demo" / "mig" / "spent.json"
+    spent.write_text(json.dumps({"version": 1, "ledgers": ledgers}))
     command = [sys.executable, "-m", "skyinfra.cli", "dashboard", "demo/mig", "--no-browser"]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(
-        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as program:
+    with (
+        subprocess.Popen(
+            command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as program,
+        contextlib.ExitStack() as at_end,
+    ):
+        at_end.callback(program.kill)
         assert program.stdout is not None and program.stderr is not None
         url = re.search(r"http://\S+", program.stdout.readline())
         assert url, program.stderr.read()
@@ -47,6 +61,8 @@ def test_the_page_of_a_fleet_that_is_gone(tmp_path: Path) -> None:
             found = json.load(answer)
         assert [each["name"] for each in found["jobs"]] == ["job-2", "job-1"]
         assert found["kept"]["why"] == "the fleet is gone"
+        cost = {"at": 7200.0, "hours": 2.0, "usd": 110.08, "estimated": False, "unknown": []}
+        assert found["spent"] == {"where": os.fspath(spent.parent.parent), **cost}
         with visitor.open(f"{here}/log?node=n1&task={found['jobs'][1]['key']}", timeout=60) as answer:
             assert json.load(answer)["text"] == "first\n"
         with pytest.raises(urllib.error.HTTPError, match="404"):
@@ -57,6 +73,16 @@ def test_the_page_of_a_fleet_that_is_gone(tmp_path: Path) -> None:
         _, said = program.communicate(timeout=60)
     assert "the fleet is gone: the page shows its 2 jobs kept in " in said
     assert "Traceback" not in said
+
+
+def test_the_jobs_are_shown_where_what_the_fleet_has_cost_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept(tmp_path, 1, None)
+    (tmp_path / ".skyinfra" / ".jobs" / "demo" / "mig" / "spent.json").write_text("{")
+    monkeypatch.chdir(tmp_path)
+    assert nodes._spent_of_gone("demo/mig") is None
+    assert "mig/spent.json: cannot be read" in capsys.readouterr().err
 
 
 def test_a_fleet_of_which_nothing_is_kept_is_an_error(tmp_path: Path) -> None:

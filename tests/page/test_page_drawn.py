@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from front_ends.browser import PATIENCE_MS, Shown, findings, shown
-from front_ends.still_fleet import HALVES, StillFleet, job_of, slots_of
+from front_ends.still_fleet import HALVES, StillFleet, busy_fleet, job_of, slots_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -24,28 +24,6 @@ from skyinfra.submission.fleet import RunningTask
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("fleet-page")]
 
 GIB = 2**30
-
-
-def busy_fleet() -> StillFleet:
-    """A fleet with something of everything."""
-    slots = [*slots_of("n1", [HALVES, ("1g.10gb",) * 3]), *slots_of("n2", [("7g.80gb",), ("2g.20gb", "1g.10gb")])]
-    work = FleetWork(7200.0, 3, 10.0, (0, 1, 2) * 60, (4, 5, 6) * 60, {"n1/0": Progress(37, 100, "loss 0.31")})
-    tasks = {"n1/0": [RunningTask("train-1", "train", 61.0)], "n2/0": [RunningTask("serve-1", "serve", 7300.0)]}
-    readings = {"n1/0": SlotReading(slots[0], 91.0, 20 * GIB, 40 * GIB, 61, 402.0)}
-    jobs = [job_of(1, slot="n1/0", started=1_000_010.0, ended=1_000_190.0, figures=Figures(5, 10, 3 * GIB, 7200.0))]
-    jobs += [job_of(2, state="running", slot="n1/0", started=1_000_100.0), job_of(3, state="queued")]
-    logs = {"train-1": "epoch 1\nepoch 2\n", jobs[0].key: "all done\n", jobs[1].key: "step 3\n", "n1": "runner began\n"}
-    return StillFleet(
-        slots, draining=[], tasks=tasks, readings=readings, kept_jobs=jobs, counted=work, logs=logs,
-        promised={"n1": tuple(f"n1/{number}" for number in range(6))},
-    )  # fmt: skip
-
-
-def test_what_a_fleet_has_cost_is_that_of_its_machines_where_the_head_knows_it(chromium: Any) -> None:
-    cost = {"text": "", "hours": 40.0, "usd": 2201.6, "estimated": False, "unknown": [], "budget": None}
-    with shown(chromium, LiveFleet(busy_fleet(), "2 p5.48xlarge", 98.32, lambda: cost)) as found:
-        numbers = found.page.locator("#numbers").inner_text()
-    assert "$2,201.60" in numbers and "40.0 node hours" in numbers and "since its head" not in numbers
 
 
 def test_a_person_goes_from_a_partition_to_its_task_and_log(chromium: Any) -> None:
@@ -189,7 +167,7 @@ def test_a_fleet_that_does_not_answer_is_said_to_and_what_it_said_stays(chromium
         found.again()
         found.page.wait_for_selector("#problem:has-text('its head is away')", timeout=PATIENCE_MS)
         assert found.page.locator("[data-slot]").count() == 8
-        del fleet.look  # type: ignore[attr-defined]
+        del fleet.look
         found.again()
         found.page.wait_for_selector("#problem", state="hidden", timeout=PATIENCE_MS)
         found.wrong[:] = [each for each in found.wrong if "503" not in each]
@@ -229,41 +207,7 @@ def test_hostile_words_stay_words(chromium: Any) -> None:
         assert "\u202e" not in text and "\x1b" not in text
 
 
-# Light ---------------------------------------------------------------------------------------------------------------
-
-
-def large_fleet() -> StillFleet:
-    """A fleet of 1,008 slots, each with a task and a reading."""
-    slots = [slot for number in range(18) for slot in slots_of(f"n{number}", [("1g.10gb",) * 7] * 8)]
-    readings = {each.slot: SlotReading(each, 50.0, GIB, 10 * GIB, 60, 400.0) for each in slots}
-    tasks = {each.slot: [RunningTask(f"t-{each.slot}", "train", 61.0)] for each in slots}
-    work = FleetWork(9e3, 7, 10.0, (1,) * 360, (900,) * 360, {each.slot: Progress(1, 3) for each in slots})
-    return StillFleet(slots, readings=readings, tasks=tasks, counted=work, kept_jobs=[job_of(n) for n in range(1500)])
-
-
-def test_a_thousand_slots_are_light(chromium: Any) -> None:
-    """ray#22621: 158 MB for each request; skypilot#5108: 176 MB of jobs; ray#35202, #55010: many jobs."""
-    fleet = large_fleet()
-    with shown(chromium, LiveFleet(fleet)) as found:
-        page = found.page
-        assert page.locator("[data-slot]").count() == 1008
-        sizes = dict(found.answers)
-        assert set(sizes) == {"/fleet", "/fleet/fleet.css", "/fleet/fleet.js", "/fleet/state"}
-        assert sum(size for path, size in sizes.items() if path != "/fleet/state") < 40_000
-        assert sizes["/fleet/state"] < 1_500_000
-        assert page.locator("#jobs tr").count() == 200
-        # Out of view, where nothing is laid out before it comes into it.
-        assert page.locator("#jobs tr td").first.text_content() == "job-1499", "the newest first"
-        assert "The newest 200 of 1500" in found.text()
-        watch = """() => { window.seen = 0; new MutationObserver((all) => { window.seen += all.length; })
-            .observe(document.querySelector('main'), {subtree: true, childList: true, attributes: true}); }"""
-        page.evaluate(watch)
-        page.evaluate("draw()")
-        assert page.evaluate("new Promise((done) => setTimeout(() => done(window.seen)))") == 0
-        fleet.tasks["n3/9"] = [RunningTask("other", "other", 1.0)]
-        page.evaluate("fetch('/fleet/state').then((a) => a.json()).then((found) => { state = found; draw(); })")
-        assert 1 <= page.evaluate("new Promise((done) => setTimeout(() => done(window.seen)))") < 20
-        assert page.locator("[data-slot='n3/9']").inner_text().startswith("1g.10gb")
+# Who reads ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_look_takes_nothing_from_who_reads(chromium: Any) -> None:
@@ -310,23 +254,44 @@ def test_slots_that_share_an_instance_share_its_place(chromium: Any) -> None:
 
 
 def test_a_layout_change_is_drawn_as_it_happens(chromium: Any) -> None:
-    fleet = StillFleet()
+    fleet = StillFleet([*slots_of("n1", [HALVES, HALVES])])
+    second = fleet.slots[2:]
     with shown(chromium, LiveFleet(fleet)) as found:
         page = found.page
-        fleet.slots, fleet.draining = [], fleet.slots
+        fleet.slots, fleet.draining = second, fleet.slots[:2]
         fleet.tasks = {"n1/0": [RunningTask("train-1", "train", 61.0)]}
         found.again()
         page.wait_for_selector("[data-slot].going >> nth=1", timeout=PATIENCE_MS)
         assert "train" in page.locator("[data-slot='n1/0']").inner_text()
         assert "goes" in page.locator("[data-slot='n1/1']").inner_text()
-        fleet.slots, fleet.draining, fleet.tasks = slots_of("n1", [("2g.20gb",) * 3]), [], {}
+        # The old ones have gone, the new ones are not there yet: of a GPU without slots the fleet says nothing.
+        names = ("n1/0", "n1/1", "n1/4")
+        fleet.slots, fleet.draining, fleet.tasks, fleet.promised = second, [], {}, {"n1": (*names, "n1/2", "n1/3")}
         found.again()
-        page.wait_for_selector("[data-slot='n1/2']", timeout=PATIENCE_MS)
-        assert set(page.locator("[data-slot] b").all_inner_texts()) == {"2g.20gb"}
+        page.wait_for_selector("[data-slot='n1/0']", state="detached", timeout=PATIENCE_MS)
+        rows = page.locator("[data-node=n1] .gpu")
+        assert rows.all_inner_texts()[0] == "GPU 0 H100: its layout changes", "it stays, and stays the first"
+        assert rows.count() == 2 and rows.nth(1).inner_text().startswith("GPU 1 H100\n")
+        assert page.locator(".gpu").first.locator("[data-slot]").count() == 0
+        page.locator("[data-slot='n1/2']").focus()
+        page.keyboard.press("ArrowUp")
+        assert page.evaluate("document.activeElement.dataset.slot") == "n1/2", "there is no slot above it"
+        new = slots_of("n1", [("2g.20gb",) * 3])
+        new[2:] = [replace(new[2], worker=4, slot="n1/4")]
+        fleet.slots = [*new, *second]
+        found.again()
+        page.wait_for_selector("[data-slot='n1/4']", timeout=PATIENCE_MS)
+        assert page.locator(".gpu").first.locator("b").all_inner_texts() == ["2g.20gb"] * 3
+        assert rows.first.inner_text().startswith("GPU 0 H100\n")
         assert page.locator("[data-slot].fresh").count() == 3
         [change] = page.locator("#seen li").all_inner_texts()
         assert "n1 GPU 0: 3g.40gb, 3g.40gb became 2g.20gb, 2g.20gb, 2g.20gb" in change
         assert page.locator("#seen .pair .slot").count() == 5
+        # A GPU that has gone for good: nothing is to come.
+        fleet.slots, fleet.promised = second, {}
+        found.again()
+        page.wait_for_selector("[data-slot='n1/4']", state="detached", timeout=PATIENCE_MS)
+        assert rows.count() == 1 and rows.inner_text().startswith("GPU 1 H100\n")
 
 
 # What is kept --------------------------------------------------------------------------------------------------------
@@ -349,8 +314,12 @@ def test_the_page_of_a_fleet_that_is_gone(chromium: Any) -> None:
     figures = Figures(5, 10, 3 * GIB, 7200.0)
     kept = [Kept(1, "all done\n", slot="n1/0", started=1_000_010.0, ended=1_000_190.0, figures=figures)]
     kept.append(Kept(2, "", "the log could not be read", state="running", slot="n9/0", started=1_000_020.0))
-    with shown(chromium, KeptFleet("demo/mig", kept, "the fleet is gone")) as found:
+    spent = {"at": 1_000_400.0, "where": "s3://states/jobs/", "hours": 40.0, "usd": 2201.6, "estimated": True}
+    source = KeptFleet("demo/mig", kept, "the fleet is gone", {**spent, "unknown": []})
+    with shown(chromium, source) as found:
         page, text = found.page, found.text()
+        cost = page.locator("#numbers").inner_text().splitlines()
+        assert cost[:2] == ["Has cost", "~$2,201.60"] and re.match("40.0 node hours, as kept .*1970.* in s3:", cost[2])
         assert "the fleet is gone: what was kept of it" in text
         assert "demo/mig (simulated)" in text
         assert page.locator("#jobs tr td:first-child").all_inner_texts() == ["job-2", "job-1"]

@@ -11,10 +11,11 @@ from skyinfra.protocol.fleet import STATE_VERSION, FleetState
 from skyinfra.protocol.instance import InstanceInfo
 from skyinfra.protocol.jobs import JobInfo
 from skyinfra.protocol.manifest import VERSION, Endpoint, Manifest, ManifestNode
-from skyinfra.protocol.readings import FleetWork, SlotReading
+from skyinfra.protocol.readings import Figures, FleetWork, Progress, SlotReading
 from skyinfra.submission.fleet import RunningTask
 from skyinfra.submission.snapshot import Snapshot
 
+GIB = 2**30
 # Placement units of an H100, and the size of profiles in them.
 UNITS = 8
 SIZES = {"1g.10gb": 1, "2g.20gb": 2, "3g.40gb": 4, "7g.80gb": 8}
@@ -79,7 +80,7 @@ class StillFleet:
         return Manifest(VERSION, "demo", "mig", "aws", endpoint, nodes, (), "s" * 32, simulated=self.simulated)
 
     def node_names(self) -> list[str]:
-        return list(dict.fromkeys(slot.node for slot in (*self.slots, *self.draining)))
+        return list(dict.fromkeys([*self.promised, *(slot.node for slot in (*self.slots, *self.draining))]))
 
     def look(self) -> Snapshot:
         state = FleetState(STATE_VERSION, self.promised)
@@ -107,3 +108,18 @@ class StillFleet:
     def _readings(self, node: str) -> list[SlotReading]:
         here = [slot for slot in (*self.slots, *self.draining) if slot.node == node]
         return [replace(self.readings.get(slot.slot, SlotReading(slot)), slot=slot) for slot in here]
+
+
+def busy_fleet() -> StillFleet:
+    """A fleet with something of everything."""
+    slots = [*slots_of("n1", [HALVES, ("1g.10gb",) * 3]), *slots_of("n2", [("7g.80gb",), ("2g.20gb", "1g.10gb")])]
+    work = FleetWork(7200.0, 3, 10.0, (0, 1, 2) * 60, (4, 5, 6) * 60, {"n1/0": Progress(37, 100, "loss 0.31")})
+    tasks = {"n1/0": [RunningTask("train-1", "train", 61.0)], "n2/0": [RunningTask("serve-1", "serve", 7300.0)]}
+    readings = {"n1/0": SlotReading(slots[0], 91.0, 20 * GIB, 40 * GIB, 61, 402.0)}
+    jobs = [job_of(1, slot="n1/0", started=1_000_010.0, ended=1_000_190.0, figures=Figures(5, 10, 3 * GIB, 7200.0))]
+    jobs += [job_of(2, state="running", slot="n1/0", started=1_000_100.0), job_of(3, state="queued")]
+    logs = {"train-1": "epoch 1\nepoch 2\n", jobs[0].key: "all done\n", jobs[1].key: "step 3\n", "n1": "runner began\n"}
+    return StillFleet(
+        slots, draining=[], tasks=tasks, readings=readings, kept_jobs=jobs, counted=work, logs=logs,
+        promised={"n1": tuple(f"n1/{number}" for number in range(6))},
+    )  # fmt: skip
