@@ -27,6 +27,12 @@ _PROVIDERS: dict[Cluster, str] = {"sbatch": "slurm", "kubernetes": "kubernetes"}
 _SCHEDULERS: dict[Cluster, str] = {"sbatch": "0.0.0.0:0", "kubernetes": "0.0.0.0:8786"}
 _SECRETS: dict[Cluster, str] = {"sbatch": "secret", "kubernetes": "/etc/skyinfra/secret"}
 _PORT = 8786
+# A program that prints the requirements with hashes that the wheel in its first argument brings, where it brings any.
+_NEEDS = (
+    "import sys, zipfile; wheel = zipfile.ZipFile(sys.argv[1]); "
+    'names = [name for name in wheel.namelist() if name.endswith(".dist-info/requirements.txt")]; '
+    'sys.stdout.buffer.write(b"".join(map(wheel.read, names)))'
+)
 # Of pods, whose deletion waits for that and a little more.
 _GRACE_S = 45
 # In place of what the script of a job finds out.
@@ -109,6 +115,7 @@ def render(pool: Declared, cluster: Cluster, *, wheel: str | None) -> tuple[str,
         "python": ".".join(pool.python.split(".")[:2]),
         "wheel": wheel,
         "requirement": pool.runner,
+        "needs": _NEEDS,
         "sources": node.packages.environment(bundle="") if node.packages else {},
         "disk_gb": pool.disk_gb,
         "memory_gb": math.ceil(pool.memory_gb) if pool.memory_gb else None,

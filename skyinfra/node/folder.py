@@ -42,6 +42,8 @@ _SENTENCE = 500
 _LOCK_PATIENCE_S = 1.0
 # Where the services of a cloud node that have users of their own leave messages, each in a folder of its own.
 _RUN = Path("/run")
+# Where systemd has the units that a node was given, and links of the enabled ones in folders of what wants them.
+_UNITS = Path("/etc/systemd/system")
 
 
 @dataclass(frozen=True)
@@ -195,6 +197,18 @@ class NodeDirectory:
     def own_folder_of(self, service: str) -> bool:
         """Returns whether ``skyinfra-SERVICE`` runs with a user of its own: systemd removes its folder when it ends."""
         return self._has_services and (_RUN / f"skyinfra-{service}").is_dir()
+
+    def has_enabled(self, service: str) -> bool:
+        """Returns whether ``skyinfra-SERVICE`` is enabled on this node, and has a folder while it runs.
+
+        That of a node of before may have none.
+        """
+        if not self._has_services or not any(_UNITS.glob(f"*.wants/skyinfra-{service}.service")):
+            return False
+        try:
+            return f"RuntimeDirectory=skyinfra-{service}\n" in (_UNITS / f"skyinfra-{service}.service").read_text()
+        except (OSError, UnicodeDecodeError):
+            return False
 
     @property
     def notice_file(self) -> Path:

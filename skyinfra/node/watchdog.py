@@ -23,6 +23,7 @@ from skyinfra.node import detach
 from skyinfra.node.folder import NodeDirectory, locked
 from skyinfra.node.node import directory_of
 from skyinfra.node.processes import poll
+from skyinfra.protocol.nodeconfig import NodeConfig
 
 _POLL_S = 0.5
 # As RestartSec of the unit. A runner that was stopped has written its status by then.
@@ -35,8 +36,11 @@ _ENDED = ("stopped", "failed")
 # watchdog starts again to be ready, as `boot --wait` has it.
 _LOOK_S = 2.0
 _MISSING_S = 10.0
+# The services of a node start with its runner, in any order: for so long none of them is missing.
+_BEGIN_S = 30.0
 _WAIT_S = 120.0
 _SERVICES = ("interrupt", "watch")
+_OF_HEADS = "watch"
 
 logger = logging.getLogger("skyinfra.runner")
 
@@ -163,8 +167,8 @@ class Watched:
         self._path = path
         self._directory = directory
         self._next = 0.0
-        # The services that have run since this runner began, and since when one of all is missing.
-        self._seen: set[str] = set()
+        self._began = time.monotonic()
+        # Since when one is missing.
         self._since: dict[str, float] = {}
 
     def check(self) -> None:
@@ -178,15 +182,21 @@ class Watched:
             gone["watchdog"] = (
                 f"its watchdog was killed{self._start()}: nothing starts the runner again if that is, too"
             )
-        for service in _SERVICES:
-            there = self._directory.own_folder_of(service)
-            if there:
-                self._seen.add(service)
-            elif service in self._seen:
+        for service in _SERVICES if now - self._began >= _BEGIN_S else ():
+            if not self._directory.own_folder_of(service) and self._expects(service):
                 gone[service] = f"skyinfra-{service} does not run: `journalctl -u skyinfra-{service}` says more"
         self._since = {name: self._since.get(name, now) for name in gone}
         lasting = [gone[name] for name, since in self._since.items() if now - since >= _MISSING_S]
         self.missing = "; ".join(lasting) or None
+
+    def _expects(self, service: str) -> bool:
+        if not self._directory.has_enabled(service):
+            return False
+        try:
+            # A machine from an image of a head has the unit too.
+            return service != _OF_HEADS or NodeConfig.load(self._path).head
+        except SkyinfraError:
+            return False
 
     def _start(self) -> str:
         """Starts a watchdog; returns why it cannot be started, in words that follow others."""

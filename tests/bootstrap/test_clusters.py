@@ -6,14 +6,18 @@ tests/integration/test_slurm.py.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from clusters.pools import POOLS, SECRET, WHEEL, certificate, declared, documents, stateful_set
+from first_boots.runners import wheel
 
 import skyinfra as sky
 from skyinfra import NotSupported
@@ -102,6 +106,54 @@ def test_pods_write_what_was_declared(name: str, tmp_path: Path) -> None:
         ("mig-1", "lab-mig-1", False),
     ]
     assert (tmp_path / "0" / "manifest.json").stat().st_mode & 0o077 == 0
+
+
+RUNNER = "skyinfra-0.1-py3-none-any.whl"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cluster", clusters.CLUSTERS)
+def test_a_package_that_a_runner_needs_is_held_to_its_hash(cluster: clusters.Cluster, tmp_path: Path) -> None:
+    """The shell that installs runs here, with an index of its own: a folder with one package."""
+    index = tmp_path / "index"
+    needed = wheel(index, "greeted")
+    sha256 = hashlib.sha256(needed.read_bytes()).hexdigest()
+    text = clusters.render(declared(**POOLS["cpu"]), cluster, wheel=RUNNER)[1]
+    if cluster == "sbatch":
+        begins = text.index("venv=${SKYINFRA_VENV")
+        script = text[text.index("fail() {") : text.index("folder=$SLURM")] + text[begins : text.index("# Slurm kills")]
+        shell = ["bash", "-euo", "pipefail", "-c"]
+    else:
+        pods = next(each for each in yaml.safe_load_all(text) if each["kind"] == "StatefulSet")
+        script = expanded(pods["spec"]["template"]["spec"]["initContainers"][0]["args"][0], {})
+        script = script[: script.index("secret=$")]
+        shell = ["sh", "-euc"]
+    for kind, brought in {
+        "right": f"greeted==0.1 --hash=sha256:{sha256}\n",
+        "wrong": f"greeted==0.1 --hash=sha256:{'0' * 64}\n",
+        # Of the wheels of before.
+        "none": None,
+    }.items():
+        folder = tmp_path / kind
+        assert wheel(folder, "skyinfra", brought, needs="greeted==0.1").name == RUNNER
+        own = script.replace("/var/lib/skyinfra", str(folder)).replace("/opt/skyinfra", str(folder))
+        environment = {
+            "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
+            "SKYINFRA_PYTHON": sys.executable,
+            "SLURM_SUBMIT_DIR": str(folder),
+            "folder": str(folder),
+            "PIP_NO_INDEX": "1",
+            "PIP_FIND_LINKS": str(index),
+        }
+        done = subprocess.run([*shell, own], env=environment, capture_output=True, text=True, check=False)
+        program = folder / "venv/bin/skyinfra-runner"
+        if kind == "wrong":
+            assert done.returncode and "DO NOT MATCH THE HASHES" in done.stderr, done.stderr
+            assert not program.exists()
+        else:
+            assert done.returncode == 0, done.stderr
+            assert subprocess.check_output([program], text=True) == "hello\n"
+            assert list((folder / "venv").glob("lib/*/site-packages/greeting_of_greeted.py"))
 
 
 def test_the_user_of_a_pod_has_a_name() -> None:

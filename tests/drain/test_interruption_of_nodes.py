@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import time
@@ -15,7 +16,13 @@ from servers.metadata_service import MetadataService, serving
 import skyinfra as sky
 from skyinfra import SlotLost
 from skyinfra.client import Future, Pool
+from skyinfra.drain import request
 from skyinfra.drain.notices import ENDPOINT
+from skyinfra.drain.request import Drain
+from skyinfra.node.node import Node
+from skyinfra.runner.membership import Membership
+from skyinfra.runner.reconcile import Reconciler
+from skyinfra.runner.workers import Wanted, Workers
 from skyinfra.submission.snapshot import Target
 from skyinfra.tasks import Task
 
@@ -231,3 +238,33 @@ def test_a_drain_that_cannot_be_read_changes_nothing(make_node: MakeNode) -> Non
     log = node.directory.log_file
     until(lambda: "drain.json: is not JSON" in log.read_text(), "it was looked at")
     assert node.until("ready").drain_reason is None
+
+
+@pytest.mark.parametrize("jump", [-3600.0, 3600.0])
+def test_a_clock_that_jumps_leaves_tasks_of_a_drained_node_their_time(
+    jump: float, make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end is wall time for the first look alone: each later one, after a change of the node, has the same."""
+    rounds: list[float] = []
+
+    class Draining(Workers):
+        async def drain(
+            self, keys: object, patience_s: float, *, since: float | None = None, why: str = ""
+        ) -> set[Wanted]:
+            rounds.append((since or 0.0) + patience_s)
+            return set()
+
+    async def joined(*_: object) -> None:
+        return None
+
+    node, superseded = make_node(accelerator=h100(BIG)), asyncio.Event()
+    membership = Membership(node.directory, superseded, lambda *_: {})
+    monkeypatch.setattr(membership, "join", joined)
+    reconciler = Reconciler(node.directory, Draining(node.directory), membership, superseded, partitions=False)
+    drain = Drain(request.VERSION, request.OPERATOR, "by hand", time.time() + 60)
+    now = time.time
+    expected = time.monotonic() + 60
+    asyncio.run(reconciler.drain(Node.load(node.file), drain))
+    monkeypatch.setattr(time, "time", lambda: now() + jump)
+    asyncio.run(reconciler.drain(Node.load(node.file), drain))
+    assert rounds == pytest.approx([expected] * 2, abs=5) and rounds[0] == pytest.approx(rounds[1])

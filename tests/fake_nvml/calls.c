@@ -44,12 +44,23 @@ static void log_call(const char *name)
         close(file);
 }
 
+void env_list(const char *name, char *list, size_t size)
+{
+    const char *given = getenv(name);
+    snprintf(list, size, "%s", given && given[0] != '@' ? given : "");
+    FILE *file = given && given[0] == '@' ? fopen(given + 1, "r") : NULL;
+    if (!file)
+        return;
+    list[fread(list, 1, size - 1, file)] = '\0';
+    list[strcspn(list, "\n")] = '\0';
+    fclose(file);
+}
+
 /* FAKE_NVML_FAIL: FUNCTION:CODE[:TIMES[:AFTER]], comma-separated; counted in this process. */
 static nvmlReturn_t injected(const char *name)
 {
-    const char *given = getenv("FAKE_NVML_FAIL");
     char list[4096];
-    snprintf(list, sizeof list, "%s", given ? given : "");
+    env_list("FAKE_NVML_FAIL", list, sizeof list);
     char *rest = NULL;
     int i = 0;
     for (char *entry = strtok_r(list, ",", &rest); entry && i < MAX_FAILURES; entry = strtok_r(NULL, ",", &rest), i++) {

@@ -5,12 +5,16 @@
 #include "abi.h"
 #include "machine.h"
 
+#include <stddef.h>
+
 /* Every function of NVML begins and ends with these: they count and log the call, die or fail where the environment
    asks for it, and hold the machine in between. A call that fails at its begin has no effect. */
 nvmlReturn_t call_begin(const char *name, bool initialized);
 nvmlReturn_t call_end(nvmlReturn_t result);
 /* The call has changed the machine, which is to be stored whatever the call returns. */
 void changed(void);
+/* What the variable *name* says, or the first line of the file that it names behind @. */
+void env_list(const char *name, char *list, size_t size);
 /* Users of the library in this process, from the first nvmlInit to the last nvmlShutdown. */
 extern unsigned users;
 

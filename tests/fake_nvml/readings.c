@@ -8,19 +8,6 @@
 
 enum { CUDA = 13020 };
 
-/* FAKE_NVML_READINGS, or what the file holds that it names behind @. */
-static void all_readings(char *list, size_t size)
-{
-    const char *given = getenv("FAKE_NVML_READINGS");
-    snprintf(list, size, "%s", given && given[0] != '@' ? given : "");
-    FILE *file = given && given[0] == '@' ? fopen(given + 1, "r") : NULL;
-    if (!file)
-        return;
-    list[fread(list, 1, size - 1, file)] = '\0';
-    list[strcspn(list, "\n")] = '\0';
-    fclose(file);
-}
-
 /* GPU.NAME=VALUE or GPU/START.NAME=VALUE, comma-separated; what is not said is the default. */
 static long reading(const struct target *target, const char *name, long otherwise)
 {
@@ -28,7 +15,7 @@ static long reading(const struct target *target, const char *name, long otherwis
     int length = snprintf(place, sizeof place, "%u", target->index);
     if (target->instance)
         snprintf(place + length, sizeof place - (size_t)length, "/%u", target->instance->start);
-    all_readings(list, sizeof list);
+    env_list("FAKE_NVML_READINGS", list, sizeof list);
     char *rest = NULL;
     for (char *entry = strtok_r(list, ",", &rest); entry; entry = strtok_r(NULL, ",", &rest)) {
         char where[32] = "", what[64] = "", value[32] = "";

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import bz2
 import contextlib
 import hashlib
@@ -13,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-import zipfile
 from collections.abc import Callable, Iterator
 from ctypes.util import find_library
 from functools import partial
@@ -23,6 +21,7 @@ from pathlib import Path
 import pytest
 from fake_nvml.fake_machine import FakeMachine
 from first_boots.boots import FirstBoot, program, step
+from first_boots.runners import wheel
 from servers import metadata_service
 from support import missing
 
@@ -48,30 +47,6 @@ def served(folder: Path) -> Iterator[str]:
         finally:
             server.shutdown()
             thread.join()
-
-
-def wheel(folder: Path, name: str = "skyinfra", requirements: str | None = None) -> Path:
-    """A runner that says hello; *requirements*: what it brings with hashes."""
-    info = f"{name}-0.1.dist-info"
-    files = {
-        f"greeting_of_{name}.py": b"def main() -> None:\n    print('hello')\n",
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1\n".encode(),
-        f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        f"{info}/entry_points.txt": f"[console_scripts]\n{name}-runner = greeting_of_{name}:main\n".encode(),
-    }
-    if requirements is not None:
-        files[f"{info}/requirements.txt"] = requirements.encode()
-    rows = []
-    for file, data in files.items():
-        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
-        rows.append(f"{file},sha256={digest},{len(data)}\n")
-    files[f"{info}/RECORD"] = "".join([*rows, f"{info}/RECORD,,\n"]).encode()
-    folder.mkdir(exist_ok=True)
-    path = folder / f"{name}-0.1-py3-none-any.whl"
-    with zipfile.ZipFile(path, "w") as archive:
-        for file, data in files.items():
-            archive.writestr(file, data)
-    return path
 
 
 def only(folder: Path, *names: str) -> str:

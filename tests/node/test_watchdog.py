@@ -14,6 +14,7 @@ import pytest
 from local_fleets.running_node import PATIENCE_S, RunningNode, h100, on_slot, until
 
 from skyinfra.node import folder, watchdog
+from skyinfra.protocol.nodeconfig import NodeConfig
 
 MakeNode = Callable[..., RunningNode]
 ONE = h100((("3g.40gb", 0, 4),))
@@ -139,23 +140,69 @@ def test_status_says_that_a_watchdog_is_missing(make_node: MakeNode) -> None:
     assert runs(int(node.directory.watchdog_file.read_text()))
 
 
+class Services:
+    """A node of a cloud, with the folders of its systemd below that of the test."""
+
+    def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch, *, head: bool = True) -> None:
+        self.run, self.units, root = path / "run", path / "units", path / "etc"
+        for each in (self.run, self.units, root):
+            each.mkdir()
+        monkeypatch.setattr(folder, "_RUN", self.run)
+        monkeypatch.setattr(folder, "_UNITS", self.units)
+        for name in ("_LOOK_S", "_MISSING_S", "_BEGIN_S"):
+            monkeypatch.setattr(watchdog, name, 0.0)
+        config = NodeConfig(1, "lab", "cpu", "n1", "aws", head, "127.0.0.1:8786", cpu_slots=1)
+        (root / "node.json").write_text(config.dumps())
+        self.watched = watchdog.Watched(root / "node.json", folder.NodeDirectory(path, root))
+
+    def enable(self, service: str) -> None:
+        """As `systemctl enable` does it, with the unit that the runner brings."""
+        unit = f"skyinfra-{service}.service"
+        wants = self.units / "multi-user.target.wants"
+        wants.mkdir(exist_ok=True)
+        (self.units / unit).write_text((Path(folder.__file__).parent / "units" / unit).read_text())
+        (wants / unit).symlink_to(self.units / unit)
+
+    def missing(self) -> str | None:
+        self.watched.check()
+        return self.watched.missing
+
+
 def test_a_service_that_ran_and_does_not_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, root = tmp_path / "run", tmp_path / "etc"
-    for each in (run, root):
-        each.mkdir()
-    monkeypatch.setattr(folder, "_RUN", run)
-    for name in ("_LOOK_S", "_MISSING_S"):
-        monkeypatch.setattr(watchdog, name, 0.0)
-    watched = watchdog.Watched(root / "node.json", folder.NodeDirectory(tmp_path, root))
-    watched.check()
+    node = Services(tmp_path, monkeypatch)
     # No node has both services.
-    assert watched.missing is None
-    (run / "skyinfra-watch").mkdir()
-    watched.check()
-    assert watched.missing is None
-    (run / "skyinfra-watch").rmdir()
-    watched.check()
-    assert watched.missing is not None and "skyinfra-watch does not run" in watched.missing
-    (run / "skyinfra-watch").mkdir()
-    watched.check()
-    assert watched.missing is None
+    assert node.missing() is None
+    node.enable("watch")
+    (node.run / "skyinfra-watch").mkdir()
+    assert node.missing() is None
+    (node.run / "skyinfra-watch").rmdir()
+    assert "skyinfra-watch does not run" in str(node.missing())
+    (node.run / "skyinfra-watch").mkdir()
+    assert node.missing() is None
+
+
+def test_a_service_that_never_ran_is_missing_once_it_has_had_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Services(tmp_path, monkeypatch)
+    node.enable("interrupt")
+    monkeypatch.setattr(watchdog, "_BEGIN_S", 60.0)
+    assert node.missing() is None
+    monkeypatch.setattr(watchdog, "_BEGIN_S", 0.0)
+    assert "skyinfra-interrupt does not run" in str(node.missing()) and "skyinfra-watch" not in str(node.missing())
+    # A person has disabled it, and the node of before has one without a folder.
+    (node.units / "multi-user.target.wants" / "skyinfra-interrupt.service").unlink()
+    assert node.missing() is None
+    node.enable("watch")
+    unit = node.units / "skyinfra-watch.service"
+    unit.write_text(unit.read_text().replace("RuntimeDirectory=", "#"))
+    assert node.missing() is None
+
+
+def test_a_worker_from_an_image_of_a_head_needs_no_service_of_heads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Services(tmp_path, monkeypatch, head=False)
+    for service in ("watch", "interrupt"):
+        node.enable(service)
+    assert "skyinfra-interrupt" in str(node.missing()) and "skyinfra-watch" not in str(node.missing())

@@ -10,6 +10,7 @@ on to the next one (pachyderm/pachyderm#1680).
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import errno
 import itertools
@@ -18,6 +19,7 @@ import resource
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ from skyinfra.blobs.payload import INLINE
 from skyinfra.client import Pool, open_pool
 from skyinfra.engine import main_thread
 from skyinfra.engine.executor import Moves
+from skyinfra.node import faults, probe
 from skyinfra.tasks import Task
 from skyinfra.worker import process as worker_process
 
@@ -345,3 +348,70 @@ def test_a_fleet_whose_only_node_is_sick_says_why(tmp_path: Path) -> None:
                 assert pool.submit(process).result(timeout=60) > 0
         finally:
             fleet.close()
+
+
+@pytest.mark.parametrize("of_all", [errno.ENFILE, errno.ENOSPC, errno.EIO])
+def test_what_every_process_of_a_machine_meets_is_of_the_machine(of_all: int) -> None:
+    """Another process has other descriptors, and a machine without any (`ENFILE`) has none for that one either."""
+    assert probe.of_machine(OSError(of_all, os.strerror(of_all))) and probe.lacks(OSError(of_all, ""))
+    later = RuntimeError("cannot open")
+    later.__cause__ = OSError(of_all, "")
+    assert probe.of_machine(later)
+
+
+@pytest.mark.parametrize("of_one", [errno.EMFILE, errno.ENOMEM])
+def test_what_one_process_meets_is_not_of_the_machine(of_one: int) -> None:
+    assert not probe.of_machine(OSError(of_one, "")) and probe.lacks(OSError(of_one, ""))
+
+
+class _Failing:
+    """A slot's worker as far as `SlotWorker.fail` needs it. pauses: how long it stayed out before each check."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, checks: int) -> None:
+        self.pauses: list[float] = []
+        self.said: list[tuple[str | None, int]] = []
+        left = itertools.chain(["a full disk"] * checks, itertools.repeat(None))
+        monkeypatch.setattr(faults, "words_of_check", lambda: next(left))
+        monkeypatch.setattr(main_thread, "EXECUTOR", ThreadPoolExecutor(1))
+        worker = object.__new__(worker_process.SlotWorker)
+        worker._fails = worker._said = worker._checking = None
+
+        async def stay_out(seconds: float) -> None:
+            self.pauses.append(seconds)
+
+        for name, stub in {
+            "_set_service": lambda: None,
+            "_stay_out": stay_out,
+            "log_event": lambda _, why: self.said.append((why, len(self.pauses))),
+        }.items():
+            monkeypatch.setattr(worker, name, stub, raising=False)
+        self.worker = worker
+
+    def fail(self, in_a_row: int) -> None:
+        async def failed() -> None:
+            self.worker.fail("a full disk", True, in_a_row)
+            checking = self.worker._checking
+            assert checking is not None
+            await checking
+
+        asyncio.run(failed())
+
+
+def test_a_slot_that_fails_a_second_task_is_closed_for_longer_and_says_so_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slot = _Failing(monkeypatch, checks=3)
+    slot.fail(2)
+    assert slot.pauses == [5.0, 15.0, 15.0, 15.0]
+    # Before the first pause, and when it is well.
+    assert slot.said == [("a full disk", 0), (None, 4)]
+
+
+def test_a_slot_that_fails_one_task_is_checked_at_once_and_says_what_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    slot = _Failing(monkeypatch, checks=5)
+    slot.fail(1)
+    assert slot.pauses == [0.0, 0.5, 1.0, 2.0, 5.0, 5.0]
+    assert slot.said == [("a full disk", 1), (None, 6)]
+    passing = _Failing(monkeypatch, checks=0)
+    passing.fail(1)
+    assert passing.pauses == [0.0] and not passing.said

@@ -16,8 +16,10 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
+from fake_nvml.fake_machine import FakeMachine
 from local_fleets import inside
 from support import ROOT
 from tasks_on_nodes.faults import where
@@ -73,14 +75,24 @@ def _alive(name: str) -> bool:
 
 
 class Node:
-    """One node. Its runner ends with `close`. *installed*: where its skyinfra is."""
+    """One node. Its runner ends with `close`. *installed*: where its skyinfra is. *driver*: that of its GPU, which is
+    simulated without one."""
 
     def __init__(
-        self, folder: Path, name: str, link: Link, scheduler: str, *, head: bool, installed: Path = ROOT
+        self,
+        folder: Path,
+        name: str,
+        link: Link,
+        scheduler: str,
+        *,
+        head: bool,
+        installed: Path = ROOT,
+        driver: FakeMachine | None = None,
     ) -> None:
         self.name = name
         self.link = link
         self.installed = installed
+        self.driver = driver
         self.folder = folder / name
         self.folder.mkdir(exist_ok=True)
         self.directory = NodeDirectory(self.folder)
@@ -97,7 +109,7 @@ class Node:
             head=head,
             scheduler=scheduler,
             accelerator=NodeAccelerator("H100", "nvidia", 1, 80.0, "h100_80gb", (placed,)),
-            simulate=True,
+            simulate=driver is None,
         )
         self.file.write_text(config.dumps())
         self._runner: subprocess.Popen[bytes] | None = None
@@ -138,7 +150,9 @@ class Node:
     def run(self, *arguments: str) -> str:
         """What a command of `skyinfra-runner` prints on the node; it has to succeed."""
         command = [*self._command(arguments[0]), *arguments[1:]]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=READY_S, env=_environment(), check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=READY_S, env=self._environment(), check=False
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -177,8 +191,12 @@ class Node:
         self.kill()
 
     def _variables(self) -> dict[str, str]:
-        found = {**_environment(), **inside.environment(self.script)}
+        found = {**self._environment(), **inside.environment(self.script)}
         return {**found, "PYTHONPATH": f"{self.installed}{os.pathsep}{found['PYTHONPATH']}"}
+
+    def _environment(self) -> dict[str, str]:
+        found = dict(os.environ) if self.driver is None else self.driver.environment()
+        return {**found, "PYTHONPATH": str(ROOT)}
 
     def _command(self, name: str) -> list[str]:
         return [sys.executable, "-P", "-m", "skyinfra.runner", name, "--config", str(self.file)]
@@ -188,17 +206,26 @@ class Fleet:
     """Running nodes, of which the first is the head. A test leaves them as it found them, see `settled`.
 
     closed: nothing can be connected to but the port of the head. *installed*: where the skyinfra of ``n1`` is.
+    *driver*: of ``n1``, see `Node`.
     """
 
     def __init__(
-        self, folder: Path, network: Network, *, nodes: int, closed: bool = False, installed: Path = ROOT
+        self,
+        folder: Path,
+        network: Network,
+        *,
+        nodes: int,
+        closed: bool = False,
+        installed: Path = ROOT,
+        driver: FakeMachine | None = None,
     ) -> None:
         links = [network.link() for _ in range(nodes)]
         for index, link in enumerate(links if closed else ()):
             link.close_ports(*([PORT] if index == 0 else []))
         scheduler = f"{links[0].address}:{PORT}"
+        second: dict[str, Any] = {"installed": installed, "driver": driver}
         self.nodes = [
-            Node(folder, f"n{i}", link, scheduler, head=i == 0, installed=installed if i == 1 else ROOT)
+            Node(folder, f"n{i}", link, scheduler, head=i == 0, **(second if i == 1 else {}))
             for i, link in enumerate(links)
         ]
         self.manifest = Manifest(
@@ -253,7 +280,3 @@ def cut(node: Node) -> Iterator[None]:
         yield
     finally:
         node.link.mend()
-
-
-def _environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT)}

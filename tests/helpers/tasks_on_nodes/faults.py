@@ -27,6 +27,23 @@ def count(number: int, journal: str, seconds: float) -> tuple[int, str]:
 
 
 @sky.compute
+def count_on_device(number: int, journal: str, seconds: float) -> tuple[int, str]:
+    """As `count`; meets an error of its device, where it has one, as a program with CUDA does."""
+    import pynvml
+
+    _note(journal, number)
+    time.sleep(seconds)
+    slot = sky.instance_info()
+    if not slot.simulated:
+        try:
+            pynvml.nvmlInit()
+            pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(slot.uuid))
+        except pynvml.NVMLError:
+            raise RuntimeError("CUDA error: unspecified launch failure") from None
+    return number, slot.node
+
+
+@sky.compute
 def die(number: int, journal: str) -> None:
     """Ends its worker process, however often it is started."""
     _note(journal, number)

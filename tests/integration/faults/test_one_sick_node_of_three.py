@@ -13,11 +13,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from devices.small_disks import Disk, disk
+from fake_nvml.fake_machine import FakeMachine
 from namespaces.fleet import RESULT_S, Fleet, Unavailable, network
-from tasks_on_nodes.faults import count, started_again, starts, where
+from namespaces.network import Network
+from tasks_on_nodes.faults import count, count_on_device, started_again, starts, where
 from terraform_projects.commands import until
 
 import skyinfra
@@ -31,20 +34,48 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("faults-sick")]
 TASKS = 600
 LARGE = 24
 SICK = "n1"
+LOST = "nvmlDeviceGetMemoryInfo:15"
 
 
-class Bed:
+class Sick:
+    """A fleet whose second node is to be sick."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+        self.slots = {slot for slot in fleet.settled() if slot.startswith(f"{SICK}/")}
+
+
+class Bed(Sick):
     """A fleet, the disk of its second node, and the installation of skyinfra there."""
 
     def __init__(self, fleet: Fleet, small: Disk, installed: Path) -> None:
-        self.fleet = fleet
+        super().__init__(fleet)
         self.disk = small
         self.installed = installed
-        self.slots = {slot for slot in fleet.settled() if slot.startswith(f"{SICK}/")}
 
     def processes(self, pool: Pool) -> list[int]:
         """The worker processes of the sick node."""
         return [pid for slot, pid in pool.broadcast(where()) if slot in self.slots]
+
+
+class Driven(Sick):
+    """A fleet whose second node has a driver, which answers with the errors that the file *says* names."""
+
+    def __init__(self, fleet: Fleet, says: Path) -> None:
+        super().__init__(fleet)
+        self.says = says
+
+
+@contextlib.contextmanager
+def links() -> Iterator[Network]:
+    try:
+        made = network()
+    except Unavailable as error:
+        if os.environ.get("CI"):
+            pytest.fail(str(error), pytrace=False)
+        pytest.skip(str(error))
+    with contextlib.closing(made):
+        yield made
 
 
 @pytest.fixture(scope="module")
@@ -53,17 +84,24 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
     installed = folder / "installed"
     shutil.copytree(Path(skyinfra.__file__).parent, installed / "skyinfra")
     with ExitStack() as stack:
-        try:
-            links = network()
-        except Unavailable as error:
-            if os.environ.get("CI"):
-                pytest.fail(str(error), pytrace=False)
-            pytest.skip(str(error))
-        stack.callback(links.close)
+        bridge = stack.enter_context(links())
         small = stack.enter_context(disk(folder / SICK, size="256m"))
-        fleet = Fleet(folder, links, nodes=3, installed=installed)
+        fleet = Fleet(folder, bridge, nodes=3, installed=installed)
         stack.callback(fleet.close)
         yield Bed(fleet, small, installed)
+
+
+@pytest.fixture(scope="module")
+def driven(tmp_path_factory: pytest.TempPathFactory, fake_driver: Path) -> Iterator[Driven]:
+    folder = tmp_path_factory.mktemp("driven")
+    says = folder / "says"
+    says.touch()
+    with ExitStack() as stack:
+        bridge = stack.enter_context(links())
+        machine = FakeMachine(fake_driver, folder, "h100_80gb", {"FAIL": f"@{says}"})
+        fleet = Fleet(folder, bridge, nodes=3, driver=machine)
+        stack.callback(fleet.close)
+        yield Driven(fleet, says)
 
 
 @contextlib.contextmanager
@@ -139,37 +177,69 @@ def broken_python(bed: Bed, pool: Pool) -> Iterator[None]:
 
 
 Fault = Callable[[Bed, Pool], contextlib.AbstractContextManager[None]]
-# Of these a new process is free, so that the node is not sick for long.
+# Of these a new process is free.
 PASS = (no_descriptors, no_memory)
 
 
 @pytest.mark.parametrize("fault", [full, no_inodes, read_only, full_blobs, no_descriptors, no_memory, broken_python])
 def test_no_task_fails_for_a_sick_node(made: Bed, tmp_path: Path, fault: Fault) -> None:
-    bed, journal = made, tmp_path / "journal"
+    nodes = no_task_fails(made, tmp_path, lambda pool: fault(made, pool), passes=fault in PASS)
+    if fault in (full, no_inodes, read_only):
+        assert nodes == {"n0", "n2"}
+        assert not started_again(tmp_path / "journal")
+
+
+def test_no_task_fails_for_a_driver_that_answers_with_errors(driven: Driven, tmp_path: Path) -> None:
+    """Its tasks meet errors of CUDA, none of which is theirs."""
+
+    @contextlib.contextmanager
+    def fault(_: Pool) -> Iterator[None]:
+        driven.says.write_text(LOST)
+        try:
+            yield
+        finally:
+            driven.says.write_text("")
+
+    nodes = no_task_fails(driven, tmp_path, fault, task=count_on_device)
+    assert nodes == {"n0", "n2"}
+    assert started_again(tmp_path / "journal"), "the driver failed no task"
+
+
+def no_task_fails(
+    bed: Sick,
+    tmp_path: Path,
+    fault: Callable[[Pool], contextlib.AbstractContextManager[None]],
+    *,
+    task: Any = count,
+    passes: bool = False,
+) -> set[str]:
+    """Returns the nodes that did the tasks of a map while there was the *fault*.
+
+    passes: whether another process is free of it, so that the node is not sick for long.
+    """
+    journal = tmp_path / "journal"
     bed.fleet.settled()
     with bed.fleet.connect() as pool:
-        with fault(bed, pool):
+        with fault(pool):
             arguments = (itertools.repeat(str(journal)), itertools.repeat(0.01))
-            results = list(pool.map(count, range(TASKS), *arguments))
+            results = list(pool.map(task, range(TASKS), *arguments))
             assert [number for number, _ in results] == list(range(TASKS))
-            singly = [pool.submit(count(number, f"{journal}.singly", 0.05).options(timeout=60)) for number in range(40)]
+            singly = [pool.submit(task(number, f"{journal}.singly", 0.05).options(timeout=60)) for number in range(40)]
             assert [future.result(timeout=RESULT_S)[0] for future in singly] == list(range(40))
             # They wait on the other nodes, so that the sick one is given some as well.
             gate = tmp_path / "gate"
             sent = [pool.submit(size, os.urandom(2 * INLINE), str(gate)) for _ in range(LARGE)]
-            if fault not in PASS:
+            if not passes:
                 assert set(until(lambda: pool.look().state.sick, seconds=RESULT_S)) <= bed.slots
             gate.touch()
             ended = [future.result(timeout=RESULT_S) for future in sent]
             assert [length for length, _ in ended] == [2 * INLINE] * LARGE
-            if fault not in PASS:
+            if not passes:
                 assert SICK not in {slot.partition("/")[0] for _, slot in ended}
-            if fault in (full, no_inodes, read_only):
-                assert {node for _, node in results} == {"n0", "n2"}
-                assert not started_again(journal)
         until(lambda: len(pool.slots()) == bed.fleet.size, seconds=RESULT_S)
         assert not pool.look().state.sick
     bed.fleet.settled()
+    return {node for _, node in results}
 
 
 @contextlib.contextmanager
