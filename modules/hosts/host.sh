@@ -219,10 +219,15 @@ await() {
 }
 
 down() {
+  # It is let go by the name of its node, and by its address where that is all of its name: machines behind one address
+  # are told apart by port, way or a name of their own (../ssh).
+  gone=$NODE
+  plain=$(printf '%s' "$HOST" | tr A-Z a-z | sed 's/[^a-z0-9]\{1,\}/-/g; s/^-//; s/-$//')
+  [ "$NODE" != "${FLEET#*/}-$plain" ] || gone=$HOST
   case ",${SKYINFRA_GONE-}," in
-    *",$HOST,"*) exit 0 ;;
+    *",$NODE,"* | *",$gone,"*) exit 0 ;;
   esac
-  node down "$FLEET" "$FLEET_ID" "$NODE" || refused $? "What the fleet has put there stays until it is given back: destroy again once that works. Where the machine is gone for good, leave it as it is with SKYINFRA_GONE=$HOST in the environment."
+  node down "$FLEET" "$FLEET_ID" "$NODE" || refused $? "What the fleet has put there stays until it is given back: destroy again once that works. Where the machine is gone for good, leave it as it is with SKYINFRA_GONE=$gone in the environment."
 }
 
 configure_ssh

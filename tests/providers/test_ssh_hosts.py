@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
+from far_end.stand_in import far_end
+from support import ROOT
 
 import skyinfra as sky
 from skyinfra.compiler import compile_pool
@@ -126,3 +131,38 @@ def test_what_machines_that_stand_cannot_give_is_refused(fields: dict[str, Any])
 def test_every_host_is_one_node(nodes: int) -> None:
     with pytest.raises(DeclarationError, match="nodes: the declaration has 2 hosts, and each is one node"):
         compile_pool(pool("gpu1", "gpu2", nodes=nodes), "s")
+
+
+def given_back(folder: Path, node: str, gone: str, **declared: str) -> subprocess.CompletedProcess[str]:
+    """What modules/hosts/host.sh does with a node whose machine does not answer. gone: those that are let go."""
+    machines = folder / "far-end"
+    environment = {**os.environ, **far_end(machines, os.environ["PATH"])}
+    (machines / f"{declared['HOST']}.off").write_text("ssh: connect to host port 22: No route to host\n" * 3)
+    for name in ("SSH_USER", "HOST_KEY", "KEY_FILE", "VIA", "VIA_USER", "VIA_HOST_KEY", "VIA_KEY_FILE"):
+        environment[name] = ""
+    environment |= {"SSH_PORT": "0", "HOST_KEY": "ssh-ed25519 AAAA", "VIA_PORT": "0", "FLEET": "s/lab", "FLEET_ID": "1"}
+    environment |= {"NODE": node, "SKYINFRA_GONE": gone, **declared}
+    program = ROOT / "modules" / "hosts" / "host.sh"
+    return subprocess.run(["sh", str(program), "down"], env=environment, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    ("node", "declared", "gone", "left"),
+    [
+        ("lab-gpu1", {"HOST": "gpu1"}, "gpu0,gpu1", True),
+        ("lab-10-0-0-7", {"HOST": "10.0.0.7", "SSH_PORT": "2222"}, "10.0.0.7", True),
+        ("lab-gw-2201", {"HOST": "gw", "SSH_PORT": "2201"}, "lab-gw-2201", True),
+        # Of two behind one address only that which is named.
+        ("lab-gw-2202", {"HOST": "gw", "SSH_PORT": "2202"}, "lab-gw-2201", False),
+        ("lab-gw-2202", {"HOST": "gw", "SSH_PORT": "2202"}, "gw", False),
+        ("lab-second", {"HOST": "gw"}, "gw", False),
+        ("lab-gpu1", {"HOST": "gpu1"}, "", False),
+    ],
+)
+def test_a_host_that_is_gone_is_let_go_by_its_name(
+    tmp_path: Path, node: str, declared: dict[str, str], gone: str, left: bool
+) -> None:
+    done = given_back(tmp_path, node, gone, **declared)
+    assert (done.returncode == 0) == left, done.stderr
+    alone = {"lab-gpu1": "gpu1"}.get(node, node)
+    assert left or f"SKYINFRA_GONE={alone} in the environment" in done.stderr
