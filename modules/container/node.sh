@@ -120,6 +120,19 @@ stage() {
   trap 'exit 1' HUP INT TERM
 }
 
+# Puts these files of the folder into the folder $1 of a container, for root, with their modes. They come by standard
+# input: an engine that is a snap sees no /tmp but its own.
+put() {
+  place=$1
+  shift
+  # GNU's tar and that of BSD have options of their own for it.
+  owner=
+  for tried in "--owner=0 --group=0" "--uid=0 --gid=0"; do
+    ! COPYFILE_DISABLE=1 tar -C "$folder" $tried -cf - "$@" >/dev/null 2>&1 || { owner=$tried && break; }
+  done
+  COPYFILE_DISABLE=1 tar -C "$folder" $owner -cf - "$@" | engine cp - "$place"
+}
+
 make_volume() {
   engine volume inspect "$1" >/dev/null 2>&1 && return
   said=$(engine volume create --label skyinfra=1 "$1" 2>&1) || fail "the volume $1 cannot be made: $(last "$said")"
@@ -140,7 +153,7 @@ prepare() {
   # Engines copy into containers, and so into volumes: this one is never started.
   engine rm -f "$DELIVERED" >/dev/null 2>&1 || true
   said=$(engine create --name "$DELIVERED" --volume "$DELIVERED:/delivered" --entrypoint /bin/sh "$IMAGE" 2>&1) || fail "a container of $IMAGE cannot be made: $(last "$said")"
-  said=$(engine cp "$folder/." "$DELIVERED:/delivered" 2>&1) || fail "the volume $DELIVERED cannot be written: $(last "$said")"
+  said=$(put "$DELIVERED:/delivered" . 2>&1) || fail "the volume $DELIVERED cannot be written: $(last "$said")"
   engine rm -f "$DELIVERED" >/dev/null
 }
 
@@ -234,8 +247,8 @@ make() {
     set -- "$@" "$line"
   done <"$lines"
   said=$(engine "$@" --entrypoint /bin/sh "$IMAGE" /skyinfra-start 2>&1) || explain "$said"
-  printf '%s' "$USER_DATA" >"$folder/start"
-  said=$(engine cp "$folder/start" "$CONTAINER:/skyinfra-start" 2>&1) || fail "the start script cannot be copied into $CONTAINER: $(last "$said")"
+  printf '%s' "$USER_DATA" >"$folder/skyinfra-start"
+  said=$(put "$CONTAINER:/" skyinfra-start 2>&1) || fail "the start script cannot be copied into $CONTAINER: $(last "$said")"
 }
 
 # Says why a container was not made or started.
@@ -316,8 +329,8 @@ up() {
     said=$(engine start "$CONTAINER" 2>&1) || explain "$said"
   elif ! engine exec --user 0 "$CONTAINER" python3 -c "$waiter" 0 >/dev/null 2>&1; then
     # What it said of itself when it ended, or failed, counts no more.
-    : >"$folder/status"
-    engine cp "$folder/status" "$CONTAINER:/var/lib/skyinfra/status.json" >/dev/null 2>&1 || true
+    : >"$folder/status.json"
+    put "$CONTAINER:/var/lib/skyinfra" status.json >/dev/null 2>&1 || true
     said=$(engine restart -t 15 "$CONTAINER" 2>&1) || explain "$said"
   fi
   wait_for_slots "$(look | cut -d ' ' -f 2)"

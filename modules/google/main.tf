@@ -241,8 +241,9 @@ resource "google_compute_instance" "node" {
 resource "google_service_account" "nodes" {
   count = length(var.pool.buckets) > 0 && var.pool.service_account == null ? 1 : 0
 
-  account_id   = "skyinfra-${substr(var.pool.name, 0, 12)}-n-${local.suffix}"
-  display_name = "Nodes of ${var.pool.stack}/${var.pool.name}"
+  account_id = "skyinfra-${substr(var.pool.name, 0, 12)}-n-${local.suffix}"
+  # IAM takes 100 bytes (https://github.com/terraform-google-modules/terraform-google-sql-db/issues/733, read 2026-11-28).
+  display_name = substr("Nodes of ${var.pool.stack}/${var.pool.name}", 0, 100)
 }
 
 resource "google_storage_bucket_iam_member" "mounted" {
@@ -267,14 +268,14 @@ resource "google_service_account" "head" {
   count = var.elastic != null && var.pool.service_account == null ? 1 : 0
 
   account_id   = "skyinfra-${substr(var.pool.name, 0, 14)}-${local.suffix}"
-  display_name = "Head of ${var.pool.stack}/${var.pool.name}"
+  display_name = substr("Head of ${var.pool.stack}/${var.pool.name}", 0, 100)
 }
 
 resource "google_project_iam_custom_role" "start" {
   count = var.elastic != null ? 1 : 0
 
   role_id     = replace("${local.prefix}-start", "-", "_")
-  title       = "Starts nodes of ${var.pool.stack}/${var.pool.name}"
+  title       = substr("Starts nodes of ${var.pool.stack}/${var.pool.name}", 0, 100)
   permissions = ["compute.instances.start"]
 }
 

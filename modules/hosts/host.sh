@@ -85,11 +85,13 @@ configure_ssh() {
 }
 
 # Executes $1, which holds no single quote, as root on the machine, with the standard input of this program. What the
-# machine prints before it, as by a .bashrc, is no part of the answer: that begins behind a line of its own.
+# machine prints before it, as by a .bashrc, is no part of the answer: that begins behind a line of its own. Nothing comes
+# after it: `exec` puts the program in the place of the login's shell, whose traps and files of logout then print no more.
+# So the answer needs no other frame, and may be any bytes, such as those of a wheel.
 root() {
   {
     code=0
-    ssh -F "$work/config" -T -- "$HOST" "sh -c 'echo skyinfra-answer; if [ \$(id -u) = 0 ]; then exec sh -c \"\$1\"; else exec sudo -n sh -c \"\$1\"; fi' sh '$1'" 2>"$work/error" || code=$?
+    ssh -F "$work/config" -T -- "$HOST" "exec sh -c 'echo skyinfra-answer; if [ \$(id -u) = 0 ]; then exec sh -c \"\$1\"; else exec sudo -n sh -c \"\$1\"; fi' sh '$1'" 2>"$work/error" || code=$?
     echo "$code" >"$work/code"
   } | {
     while IFS= read -r line && [ "$line" != skyinfra-answer ]; do :; done
@@ -219,10 +221,15 @@ await() {
 }
 
 down() {
+  # It is let go by the name of its node, and by its address where that is all of its name: machines behind one address
+  # are told apart by port, way or a name of their own (../ssh).
+  gone=$NODE
+  plain=$(printf '%s' "$HOST" | tr A-Z a-z | sed 's/[^a-z0-9]\{1,\}/-/g; s/^-//; s/-$//')
+  [ "$NODE" != "${FLEET#*/}-$plain" ] || gone=$HOST
   case ",${SKYINFRA_GONE-}," in
-    *",$HOST,"*) exit 0 ;;
+    *",$NODE,"* | *",$gone,"*) exit 0 ;;
   esac
-  node down "$FLEET" "$FLEET_ID" "$NODE" || refused $? "What the fleet has put there stays until it is given back: destroy again once that works. Where the machine is gone for good, leave it as it is with SKYINFRA_GONE=$HOST in the environment."
+  node down "$FLEET" "$FLEET_ID" "$NODE" || refused $? "What the fleet has put there stays until it is given back: destroy again once that works. Where the machine is gone for good, leave it as it is with SKYINFRA_GONE=$gone in the environment."
 }
 
 configure_ssh

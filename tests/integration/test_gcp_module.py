@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -226,6 +227,28 @@ def test_the_account_of_nodes_that_mount_buckets(bed: Bed) -> None:
     assert {what for at, what in changes.items() if "bucket_iam_member" in at} == {"delete"}
     refused(bed, "buckets: the name of a bucket has lower-case letters", buckets=[{"bucket": "My"}])
     refused(bed, "a prefix letters, digits and", buckets=[{**data, "prefix": "a') || true"}])
+
+
+@pytest.mark.parametrize("kind", ["group", "elastic"])
+def test_the_longest_names_fit(bed: Bed, kind: str) -> None:
+    own = {"group": True} if kind == "group" else {"min_nodes": 0}
+    bed.world.answer("google_service_account", {"email": "account-{n}@p.iam.gserviceaccount.com"})
+    declare(bed, name="p" * 40, stack="A" * 64, node_count=2, buckets=[{"bucket": "my-bucket"}], **own)
+    bed.apply()
+    accounts = bed.world.asked("google_service_account")
+    roles = bed.world.asked("google_project_iam_custom_role")
+    assert (len(accounts), len(roles)) == ((1, 0) if kind == "group" else (2, 1))
+    for said in [each["display_name"] for each in accounts] + [each["title"] for each in roles]:
+        assert len(said) <= 100 and "A" * 64 in said, said
+    assert all(re.fullmatch("[a-z][a-z0-9-]{4,28}[a-z0-9]", each["account_id"]) for each in accounts)
+    assert all(re.fullmatch(r"[a-zA-Z0-9_.]{3,64}", each["role_id"]) for each in roles)
+    # What Compute Engine takes.
+    named = [each for file, each in bed.world.existing().items() if file.startswith("google_compute_")]
+    names = [each["name"] for each in named if each.get("name")]
+    assert len(names) > 4
+    for name in names:
+        assert re.fullmatch("[a-z]([-a-z0-9]{0,61}[a-z0-9])?", name), name
+    assert all(len(each["name_prefix"]) <= 54 for each in bed.world.asked(TEMPLATE) if each.get("name_prefix"))
 
 
 @pytest.mark.parametrize("kind", ["group", "elastic"])

@@ -161,6 +161,33 @@ def test_the_secret_is_on_no_command_line(engine: Engine, tmp_path: Path) -> Non
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bin", "notes", "w.whl"]
 
 
+def test_an_engine_that_sees_no_temporary_folder_gets_what_is_copied(engine: Engine, tmp_path: Path) -> None:
+    """Docker as a snap has a /tmp of its own, and reads of this machine what is below the home alone."""
+    (tmp_path / "runner.whl").write_text("wheel")
+    sees_nothing = """
+case "$*" in *"${TMPDIR:-/tmp}"/*) echo "lstat: no such file or directory" >&2; exit 1 ;; esac
+if [ "$1 $2" = "cp -" ]; then
+  mkdir -p "$GOT/${3#*:}" && tar -tv --numeric-owner -f - -C "$GOT" >>"$GOT/list" || exit 1
+fi
+"""
+    for name in ("docker", "podman"):
+        (engine.bin / name).write_text(ENGINE.replace("\ncase", sees_nothing + "case", 1))
+    got = {"GOT": str(tmp_path / "got"), "TMPDIR": str(tmp_path / "temporary")}
+    (tmp_path / "temporary").mkdir()
+    (tmp_path / "got").mkdir()
+    fleet = {"SECRET": "abc", "VERSIONS": "{}", "RUNNER": str(tmp_path / "runner.whl")}
+    done = engine.call("prepare", ENGINE="docker", **{**NODE, **fleet}, **got)
+    assert done.returncode == 0, done.stderr
+    done = engine.call("up", ENGINE="docker", **NODE, **got)
+    assert done.returncode == 0, done.stderr
+    # Who copied it is no user of the container's, and the secret is for root alone.
+    files = [line.split() for line in (tmp_path / "got" / "list").read_text().splitlines()]
+    assert {(mode, owner, words[-1]) for mode, owner, *words in files if not mode.startswith("d")} == {
+        ("-rw-------", "0/0", name) for name in ("./secret", "./versions.json", "./runner.whl", "skyinfra-start")
+    }
+    assert not list((tmp_path / "temporary").iterdir())
+
+
 def test_the_first_engine_that_answers_is_found(engine: Engine, tmp_path: Path) -> None:
     file = tmp_path / "root" / "stack" / "p.engine"
     assert engine.call("find", FILE=str(file)).returncode == 0 and file.read_text() == "docker\n"

@@ -21,6 +21,11 @@ from skyinfra.terraform.cloud_errors import refusals
 from tools import providers_page
 
 UNITS = ROOT / "skyinfra" / "node" / "units"
+# Where a quotation stands, so that anybody finds it: a page, an issue, or a file of a repository.
+REPOSITORY = r"\b[\w.-]+/[\w.-]+"
+FILE = r"[\w./-]+\.(?:go|py|toml|json|proto|md|yaml|dart)\b"
+ADDRESS = re.compile(rf"https://\S+|{REPOSITORY}#\d+|{REPOSITORY} (?:[0-9a-f]{{7,}} )?{FILE}")
+UNPROVEN = re.compile("documents only|public logs|answer is known")
 
 
 @pytest.mark.parametrize("kind", providers.kinds())
@@ -58,10 +63,11 @@ def test_what_is_known_of_its_refusals_is_proven(kind: str) -> None:
     for row in found.errors:
         assert row["codes"] or row["texts"], row
         assert bool(row["codes"]) == bool(row.get("source")), f"{row['codes']}: where are they listed?"
+        assert not row["codes"] or ADDRESS.search(row["source"]), row["source"]
         for text in row["texts"]:
             assert any(re.search(text, words) for words, _ in row["quotes"]), f"nothing quoted has {text}"
         for words, source in row.get("quotes", ()):
-            assert source
+            assert ADDRESS.search(source) and not UNPROVEN.search(source), f"{words}: where does it stand? ({source})"
             [answer] = refusals([(f"module.p.{found.terraform['name']}_x.node[0]", words)])
             assert answer.hint == row["hint"], f"another row answers to {words}"
 

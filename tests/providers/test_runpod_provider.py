@@ -122,11 +122,12 @@ def test_nothing_interruptible_is_listed() -> None:
 @pytest.mark.parametrize(
     ("said", "cause"),
     [
-        ("401 Unauthorized: missing bearer token", "CloudCredentialsRefused"),
+        ("401 Unauthorized | Make sure Runpod API key is set and valid.", "CloudCredentialsRefused"),
+        ("Failed to get pod ID from response. Status: 401, Body: {}", "CloudCredentialsRefused"),
         ("There are no longer any instances available with the requested specifications.", "CapacityUnavailable"),
-        ("402: Insufficient balance", "QuotaExceeded"),
-        ("403 Forbidden: access denied", "CloudPermissionDenied"),
-        ("429 Too Many Requests", "CloudThrottled"),
+        ("Failed to get pod ID from response. Status: 402, Body: {}", "QuotaExceeded"),
+        ("Failed to get pod ID from response. Status: 403, Body: {}", "CloudPermissionDenied"),
+        ("Failed to delete pod (status: 429): {}", "CloudThrottled"),
     ],
 )
 def test_what_the_api_says_is_known(said: str, cause: str) -> None:

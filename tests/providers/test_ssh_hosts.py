@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
+from far_end.stand_in import far_end
+from support import ROOT
 
 import skyinfra as sky
 from skyinfra.compiler import compile_pool
@@ -126,3 +131,60 @@ def test_what_machines_that_stand_cannot_give_is_refused(fields: dict[str, Any])
 def test_every_host_is_one_node(nodes: int) -> None:
     with pytest.raises(DeclarationError, match="nodes: the declaration has 2 hosts, and each is one node"):
         compile_pool(pool("gpu1", "gpu2", nodes=nodes), "s")
+
+
+def host_program(folder: Path, verb: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Runs modules/hosts/host.sh for a machine whose disk is in *folder*."""
+    environment = {**os.environ, **far_end(folder, os.environ["PATH"])}
+    for of in ("", "HEAD_"):
+        for name in ("SSH_USER", "KEY_FILE", "VIA", "VIA_USER", "VIA_HOST_KEY", "VIA_KEY_FILE"):
+            environment[of + name] = ""
+        environment |= {f"{of}SSH_PORT": "0", f"{of}HOST_KEY": "ssh-ed25519 AAAA", f"{of}VIA_PORT": "0"}
+    environment |= {"FLEET": "s/lab", "FLEET_ID": "1", **variables}
+    program = ROOT / "modules" / "hosts" / "host.sh"
+    return subprocess.run(["sh", str(program), verb], env=environment, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    ("node", "declared", "gone", "left"),
+    [
+        ("lab-gpu1", {"HOST": "gpu1"}, "gpu0,gpu1", True),
+        ("lab-10-0-0-7", {"HOST": "10.0.0.7", "SSH_PORT": "2222"}, "10.0.0.7", True),
+        ("lab-gw-2201", {"HOST": "gw", "SSH_PORT": "2201"}, "lab-gw-2201", True),
+        # Of two behind one address only that which is named.
+        ("lab-gw-2202", {"HOST": "gw", "SSH_PORT": "2202"}, "lab-gw-2201", False),
+        ("lab-gw-2202", {"HOST": "gw", "SSH_PORT": "2202"}, "gw", False),
+        ("lab-second", {"HOST": "gw"}, "gw", False),
+        ("lab-gpu1", {"HOST": "gpu1"}, "", False),
+    ],
+)
+def test_a_host_that_is_gone_is_let_go_by_its_name(
+    tmp_path: Path, node: str, declared: dict[str, str], gone: str, left: bool
+) -> None:
+    machines = tmp_path / "far-end"
+    machines.mkdir()
+    (machines / f"{declared['HOST']}.off").write_text("ssh: connect to host port 22: No route to host\n" * 3)
+    done = host_program(machines, "down", NODE=node, SKYINFRA_GONE=gone, **declared)
+    assert (done.returncode == 0) == left, done.stderr
+    alone = {"lab-gpu1": "gpu1"}.get(node, node)
+    assert left or f"SKYINFRA_GONE={alone} in the environment" in done.stderr
+
+
+def test_what_a_machine_prints_before_and_after_is_no_part_of_its_answer(tmp_path: Path) -> None:
+    machines = tmp_path / "far-end"
+    (tmp_path / "bashrc").write_text("echo welcome; trap 'echo good bye' EXIT")
+    prints = {"LOGIN_SHELL": "bash", "BASH_ENV": str(tmp_path / "bashrc")}
+    runner = tmp_path / "runner-1.whl"
+    runner.write_bytes(bytes(range(256)) + b"no end of a line")
+    versions = '{"wheel":{"name":"runner-1.whl"}}'
+    declared = {"SECRET": "abc", "USER_DATA": "exit 0", "VERSIONS": versions, "RUNNER": str(runner)}
+    done = host_program(machines, "deliver", HOST="head", **declared, **prints)
+    assert done.returncode == 0, done.stderr
+    # The worker gets what the head says that it has, whatever runner is here now.
+    (tmp_path / "runner-2.whl").write_bytes(b"another")
+    other = {**declared, "VERSIONS": "{}", "RUNNER": str(tmp_path / "runner-2.whl")}
+    done = host_program(machines, "deliver", HOST="worker", HEAD_HOST="head", **other, **prints)
+    assert done.returncode == 0, done.stderr
+    delivered = machines / "worker" / "opt/skyinfra/delivered"
+    assert (delivered / "versions.json").read_text() == versions
+    assert (delivered / "runner-1.whl").read_bytes() == runner.read_bytes()

@@ -12,7 +12,7 @@ HERE = Path(__file__).resolve().parent
 
 def far_end(folder: Path, path: str) -> dict[str, str]:
     """The environment in which `ssh` leads to the machines in *folder*. path: the one that is searched otherwise."""
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     return {"FAR_END": str(folder), "PATH": f"{HERE}{os.pathsep}{path}"}
 
 
