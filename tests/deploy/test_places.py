@@ -168,6 +168,16 @@ def test_a_declared_account_is_left_as_it_is(tmp_path: Path) -> None:
         assert [each["allowed_account_ids"] for each in written(made)["provider"]["aws"]] == [["222222222222"]]
 
 
+@pytest.mark.parametrize("argument", [{"forbidden_account_ids": ["9"]}, {"skip_requesting_account_id": True}])
+def test_a_block_whose_arguments_bear_no_account_is_left_as_it_is(tmp_path: Path, argument: dict[str, Any]) -> None:
+    made = stack(tmp_path, sky.AWS())
+    document = written(made)
+    document["provider"]["aws"][0] |= argument
+    (made.folder / "cdk.tf.json").write_text(json.dumps(document))
+    with kept_in_place(made, [aws()], destroy=False):
+        assert written(made)["provider"] == document["provider"]
+
+
 def test_a_destroy_uses_the_provider_that_made_the_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # hashicorp/terraform-provider-aws#15260: "destroy removes ec2 instance from local state without comparing the
     # region".
