@@ -150,6 +150,8 @@ app.synth()
         (lambda: sky.ComputePool(labels={"team": TEXT}), "ComputePool.labels"),
         (lambda: sky.Image(env={"BUCKET": f"s3://{TEXT}/data"}), "Image.env"),
         (lambda: sky.Image(pip=[TEXT]), "Image.pip"),
+        (lambda: sky.Mount(f"s3://{TEXT}/data", "/data"), "Mount.bucket"),
+        (lambda: sky.Mount("s3://my-bucket", TEXT), "Mount.path"),
         (lambda: sky.Host("gpu1", user=TEXT), "Host.user"),
         (lambda: sky.S3(bucket=TEXT, key="k", region="us-east-1"), "S3.bucket"),
     ],
