@@ -142,12 +142,16 @@ def _declared(stack: SynthesizedStack, pool: str, data: Data) -> Place:
     configuration = stack.configuration(pool)
     found = {}
     for row in data.terraform.get("place", ()):
-        value = configuration.get(row.get("argument", row["field"])) or configuration.get(row["field"])
+        names = (row.get("argument"), row["field"], row.get("declared"))
+        value = next((configuration[name] for name in names if configuration.get(name)), None)
         if isinstance(value, list):
             value = value[0] if len(value) == 1 else None
         if value is None:
             variables = (os.environ.get(name) for name in row.get("environment", ()))
             value = next(filter(None, variables), None)
+        if "declared" in row:
+            # By its name, or in another form than the state has it.
+            value = _part(row, value)
         # A reference to something else is known to Terraform alone.
         if isinstance(value, str) and "${" not in value:
             found[row["field"]] = value

@@ -51,8 +51,8 @@ def oci(alias: str = "us-phoenix-1") -> Resource:
     return of("oci_core_instance", "node", "oracle/oci", alias, region="phx", id="ocid1.instance.oc1.phx.a")
 
 
-def crusoe(alias: str = "one") -> Resource:
-    return of("crusoe_compute_instance", "node", "crusoecloud/crusoe", alias, project_id="0")
+def crusoe(alias: str = "one", project_id: str = "0") -> Resource:
+    return of("crusoe_compute_instance", "node", "crusoecloud/crusoe", alias, project_id=project_id)
 
 
 def stack(folder: Path, provider: Any, name: str = "train") -> SynthesizedStack:
@@ -72,6 +72,7 @@ MOVED = [
     (sky.OCI(region="us-ashburn-1", **OCI), oci(), "region", "us-phoenix-1"),
     (sky.OCI(region="us-ashburn-1", **OCI), oci("us-gov-phoenix-1"), "region", "us-gov-phoenix-1"),
     (sky.Crusoe(project="two", **HOSTED), crusoe(), "project", "one"),
+    (sky.Crusoe(project=OTHER, **HOSTED), crusoe("this", SUBSCRIPTION), "project_id", SUBSCRIPTION),
 ]
 
 
@@ -106,6 +107,9 @@ SAME = [
     (sky.Azure(**{**HOSTED, "region": "westeurope"}), azure()),
     (sky.OCI(**OCI), oci()),
     (sky.Crusoe(**HOSTED), crusoe("this")),
+    (sky.Crusoe(project=OTHER, **HOSTED), crusoe(OTHER, OTHER)),
+    # Which id a name has, the provider alone knows.
+    (sky.Crusoe(project="two", **HOSTED), crusoe("two", SUBSCRIPTION)),
 ]
 
 
@@ -117,6 +121,7 @@ def test_what_moves_nothing_is_not_refused(tmp_path: Path, provider: Any, resour
 AMBIENT = [
     (sky.GCP(), google(), "GOOGLE_CLOUD_PROJECT", "yours", "mine"),
     (sky.Azure(**HOSTED), azure(), "ARM_SUBSCRIPTION_ID", OTHER, SUBSCRIPTION),
+    (sky.Crusoe(**HOSTED), crusoe("this", SUBSCRIPTION), "CRUSOE_DEFAULT_PROJECT", OTHER, SUBSCRIPTION),
 ]
 
 
