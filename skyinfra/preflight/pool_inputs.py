@@ -175,7 +175,7 @@ def logins(data: Data, block: Mapping[str, Any]) -> tuple[str, ...]:
 
     Those of blocks that are made for pools are none; a region or an account that Terraform alone knows is one.
     """
-    ours, place = data.terraform.get("settings", {}), data.terraform["config"]
+    ours, place = data.terraform.get("settings", {}), data.terraform.get("config", ())
     return tuple(
         name
         for name, value in block.items()
@@ -184,10 +184,16 @@ def logins(data: Data, block: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
+def log_in_otherwise(arguments: tuple[str, ...]) -> str:
+    """Returns why nobody asks with the credentials of the environment."""
+    return f"the provider block logs in otherwise, by {', '.join(arguments)}"
+
+
 def not_asked(arguments: tuple[str, ...]) -> Finding:
     """Returns the finding on the credentials of a block with those *arguments*."""
-    found = f"not asked: the provider block logs in otherwise, by {', '.join(arguments)}"
-    return warned(found, "See in the console of that account whether it has the machines.")
+    return warned(
+        f"not asked: {log_in_otherwise(arguments)}", "See in the console of that account whether it has the machines."
+    )
 
 
 def declared(data: Data, block: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, str]:
