@@ -17,9 +17,9 @@ from skyinfra.terraform.expressions import is_reference
 from skyinfra.terraform.synthesized import SynthesizedStack
 
 # Arguments of the providers' blocks that log in: access_key, assume_role, shared_credentials_files, service_account,
-# use_oidc, client_id ... What begins with skip_ or ends in _limiter_capacity does not.
+# use_oidc, client_id ... What begins with skip_ or token_bucket_ does not, and spaces_ is of DigitalOcean's buckets.
 _LOGIN = re.compile(
-    r"(?!skip_|token_bucket_)(.*(token|key|secret|credential|password|oidc|profile|config_file)"
+    r"(?!skip_|token_bucket_|spaces_)(.*(token|key|secret|credential|password|oidc|profile|config_file)"
     r"|assume_role|impersonate_service_account$|service_account$|client_|tenan|user_ocid|use_msi|auth$)"
 )
 
