@@ -150,6 +150,8 @@ app.synth()
         (lambda: sky.ComputePool(labels={"team": TEXT}), "ComputePool.labels"),
         (lambda: sky.Image(env={"BUCKET": f"s3://{TEXT}/data"}), "Image.env"),
         (lambda: sky.Image(pip=[TEXT]), "Image.pip"),
+        (lambda: sky.Mount(f"s3://{TEXT}/data", "/data"), "Mount.bucket"),
+        (lambda: sky.Mount("s3://my-bucket", TEXT), "Mount.path"),
         (lambda: sky.Host("gpu1", user=TEXT), "Host.user"),
         (lambda: sky.S3(bucket=TEXT, key="k", region="us-east-1"), "S3.bucket"),
     ],
@@ -233,3 +235,29 @@ def test_a_name_that_is_there_twice_is_refused(tmp_path: Path, library: str, oth
     declared = "stack = sky.FleetStack(app, 'f', pools=[sky.ComputePool(name='train', provider=sky.AWS())])\n"
     done = made(tmp_path, library, f"{declared}{other}\napp.synth()", check=False)
     assert done.returncode == 1 and said in done.stderr.rsplit("RuntimeError: ", 1)[-1]
+
+
+POOL = """
+def pools(stack):
+    return [sky.ComputePool(name="train", provider=sky.AWS(ami=module(stack, "net").get_string("ami")))]
+stack = sky.FleetStack(app, "f", pools=pools)
+"""
+VOLUME = """
+disk = sky.Volume(name="data", provider=sky.AWS(zones=["us-east-1a"]), size_gb=10)
+stack = sky.FleetStack(app, "f", volumes=[disk])
+"""
+MERGED = [
+    (POOL, "lib.TerraformLocal(stack, '{}', 'mine')", "local", "train_image"),
+    (VOLUME, "lib.TerraformResource(stack, '{}', terraform_resource_type='aws_ebs_volume')", "aws_ebs_volume", "data"),
+]
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize(("declared", "other", "kind", "name"), first_fast(MERGED))
+def test_a_local_and_a_resource_of_the_stack_are_never_merged(
+    tmp_path: Path, library: str, declared: str, other: str, kind: str, name: str
+) -> None:
+    done = made(tmp_path, library, f"{declared}{other.format(name)}\napp.synth()", check=False)
+    assert done.returncode == 1
+    assert f"{kind}.{name}: the stack has two of the name {name}" in done.stderr.rsplit("RuntimeError: ", 1)[-1]
+    made(tmp_path, library, f"{declared}{other.format('another')}\napp.synth()")

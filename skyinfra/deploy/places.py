@@ -142,12 +142,16 @@ def _declared(stack: SynthesizedStack, pool: str, data: Data) -> Place:
     configuration = stack.configuration(pool)
     found = {}
     for row in data.terraform.get("place", ()):
-        value = configuration.get(row.get("argument", row["field"])) or configuration.get(row["field"])
+        names = (row.get("argument"), row["field"], row.get("declared"))
+        value = next((configuration[name] for name in names if configuration.get(name)), None)
         if isinstance(value, list):
             value = value[0] if len(value) == 1 else None
         if value is None:
             variables = (os.environ.get(name) for name in row.get("environment", ()))
             value = next(filter(None, variables), None)
+        if "declared" in row:
+            # By its name, or in another form than the state has it.
+            value = _part(row, value)
         # A reference to something else is known to Terraform alone.
         if isinstance(value, str) and "${" not in value:
             found[row["field"]] = value
@@ -232,16 +236,20 @@ def _has_profile(name: str | None) -> bool:
 
 
 def _add_accounts(document: dict[str, Any], made: Sequence[_Made]) -> None:
-    """Gives each provider block the account that its resources are in, where it names none itself."""
+    """Gives each provider block the account that its resources are in, where it names none itself and takes one."""
     accounts: dict[tuple[str, str, str], set[tuple[str, bool]]] = defaultdict(set)
+    conflicts: dict[str, list[str]] = {}
     for each in made:
         given = document.get("module", {}).get(each.resource.call, {}).get("providers", {})
         alias = str(given.get(each.name, f"{each.name}.{each.alias}")).partition(".")[2]
         for row in each.data.terraform.get("place", ()):
             if "argument" in row and (value := _value(row, each.resource.attributes)):
                 accounts[each.name, alias, row["argument"]].add((value, row["argument"] != row["field"]))
+                conflicts[each.name] = row.get("conflicts", [])
     for (name, alias, argument), values in accounts.items():
         for block in document.get("provider", {}).get(name, ()):
+            if any(block.get(other) for other in conflicts[name]):
+                continue
             # Of two accounts neither is the one.
             if block.get("alias", "") == alias and argument not in block and len(values) == 1:
                 [(value, listed)] = values

@@ -55,7 +55,10 @@ def ask(
     environment: with keys; None is that of the process. session: of boto3. What cannot be asked is a line that says so.
     """
     [here] = clouds.with_existing(stack, [pool])
-    by_name = {each["place"]: {**at_place(pool, each), "name": each["place"]} for each in pool["places"]}
+    by_name = {
+        each["place"]: {**at_place(pool, each), "name": each["place"], "configuration": _block(stack, each)}
+        for each in pool["places"]
+    }
     by_name[pool["place"]]["existing"] = here["existing"]
     deadline = time.monotonic() + seconds
 
@@ -75,6 +78,14 @@ def ask(
 
     answers = at_once(lines, by_name, deadline + 1)
     return {name: _known(by_name[name], found) for name, found in answers.items()}
+
+
+def _block(stack: SynthesizedStack, place: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what is known of the provider block of a *place*, which the stack may not have."""
+    if place.get("own"):
+        return stack.block(place["own"])
+    rows = read(place["provider"]).terraform.get("place", ()) if place["provider"] in kinds() else ()
+    return {row["field"]: place["account"] for row in rows if "environment" in row and place.get("account")}
 
 
 def at_place(pool: Mapping[str, Any], place: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,8 +13,9 @@ from skyinfra.deploy.last_run import last_run
 from skyinfra.errors import MissingDependency, ProjectError, StrayMachine, TerraformFailed, TerraformNotFound
 from skyinfra.failover.live_places import at_place
 from skyinfra.preflight.existing import Existing, outside
+from skyinfra.preflight.pool_inputs import log_in_otherwise, logins
 from skyinfra.preflight.rest import Unanswered
-from skyinfra.providers import machines_of
+from skyinfra.providers import machines_of, read
 from skyinfra.terraform.state import Resource
 from skyinfra.terraform.synthesized import SynthesizedStack
 
@@ -74,12 +75,21 @@ def strays(stack: SynthesizedStack, say: Callable[[str], object]) -> Iterator[tu
                 continue
             fleet = f"{stack.name}/{pool['name']}"
             try:
+                if arguments := logins(read(place["provider"]), _block(stack, pool, place)):
+                    raise Unanswered("credentials", log_in_otherwise(arguments))
                 found = outside(stack.name, at_place(pool, place), mine)
             except (Unanswered, MissingDependency) as error:
                 why = error.reason if isinstance(error, Unanswered) else error.message
                 say(f"{fleet}: whether an earlier deploy has left a machine is not known: {why}")
                 continue
             yield from ((fleet, each) for each in found or ())
+
+
+def _block(stack: SynthesizedStack, pool: Pool, place: Pool) -> dict[str, Any]:
+    """Returns the provider block of a *place*; of one of several, where it is the stack's own."""
+    if "places" in pool:
+        return stack.block(place["own"]) if place.get("own") else {}
+    return stack.configuration(pool["name"])
 
 
 def _configured(stack: SynthesizedStack, pool: Pool) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from skyinfra.preflight.api import ATTEMPTS, Api, CallFailed
 from skyinfra.preflight.facts import Context
+from skyinfra.preflight.pool_inputs import PoolInputs
 from skyinfra.preflight.report import Finding, failed, passed, warned
 
 
@@ -19,6 +20,17 @@ def check_credentials(api: Api) -> Finding:
             f"{arn}: the root user of the account", "Deploy as a role or a user that may do no more than it needs."
         )
     return passed(arn)
+
+
+def check_account(api: Api, inputs: PoolInputs) -> Finding | None:
+    """Returns the finding for credentials of an account that the provider block of the pool does not allow."""
+    account = api.ask("sts", "get_caller_identity")["Account"] if inputs.accounts else ""
+    if account in inputs.accounts or not inputs.accounts:
+        return None
+    return failed(
+        f"the credentials are of the account {account}, and the pool is declared in {' or '.join(inputs.accounts)}",
+        "Set AWS_PROFILE to credentials of that account, or declare their profile: sky.AWS(profile=...).",
+    )
 
 
 def not_checked(error: CallFailed, region: str, profile: str | None, *, needed: bool = False) -> Finding:

@@ -7,14 +7,20 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from skyinfra.buckets import load_boto3
-from skyinfra.preflight.access import check_buckets, check_credentials, check_instance_profile, not_checked
+from skyinfra.preflight.access import (
+    check_account,
+    check_buckets,
+    check_credentials,
+    check_instance_profile,
+    not_checked,
+)
 from skyinfra.preflight.api import Api, CallFailed
 from skyinfra.preflight.capacity import check_blocks, check_reservation
 from skyinfra.preflight.facts import Context
 from skyinfra.preflight.images import check_images
 from skyinfra.preflight.machines import check_machines
 from skyinfra.preflight.network import check_network, check_security_groups
-from skyinfra.preflight.pool_inputs import PoolInputs, of_place, read
+from skyinfra.preflight.pool_inputs import PoolInputs, not_asked, of_place, read
 from skyinfra.preflight.quotas import check_quotas
 from skyinfra.preflight.report import Finding, Line
 from skyinfra.preflight.spot import check_prices, check_score
@@ -90,12 +96,13 @@ def check_pools(
     checks: which, besides that of the credentials. Raises `MissingDependency`.
     """
     load_boto3("preflight asks AWS")
-    accounts = list(dict.fromkeys((pool.region, pool.profile) for pool in pools))
+    accounts = list(dict.fromkeys((pool.region, pool.profile) for pool in pools if not pool.logins))
     with ThreadPoolExecutor(workers) as executor:
         reached = dict(zip(accounts, executor.map(lambda each: _reach(each, session), accounts), strict=True))
-        todo = list(_todo(pools, reached, checks))
+        credentials = {pool.pool: _credentials(pool, reached) for pool in pools}
+        todo = list(_todo([pool for pool in pools if credentials[pool.pool].result != "fail"], reached, checks))
         found = list(executor.map(lambda each: _lines(*each), todo))
-    lines = {pool.pool: [reached[pool.region, pool.profile][1].line(pool.pool, "credentials")] for pool in pools}
+    lines = {pool: [found.line(pool, "credentials")] for pool, found in credentials.items()}
     for (_, _, context), made in zip(todo, found, strict=True):
         lines[context.inputs.pool] += made
     return lines
@@ -112,14 +119,23 @@ def _reach(account: Account, session: Any) -> tuple[Api | None, Finding]:
     return (None if finding.result == "fail" else api), finding
 
 
+def _credentials(pool: PoolInputs, reached: dict[Account, tuple[Api | None, Finding]]) -> Finding:
+    """Returns the finding on the credentials that the provider block of *pool* would use."""
+    if pool.logins:
+        return not_asked(pool.logins)
+    api, found = reached[pool.region, pool.profile]
+    return (api and check_account(api, pool)) or found
+
+
 def _todo(
     pools: Sequence[PoolInputs],
     reached: dict[Account, tuple[Api | None, Finding]],
     checks: Sequence[tuple[str, Check]],
 ) -> Iterable[tuple[str, Check, Context]]:
-    for pool in pools:
+    asked = [pool for pool in pools if not pool.logins]
+    for pool in asked:
         api = reached[pool.region, pool.profile][0]
-        peers = tuple(each for each in pools if (each.region, each.profile) == (pool.region, pool.profile))
+        peers = tuple(each for each in asked if (each.region, each.profile) == (pool.region, pool.profile))
         if api is not None:
             yield from ((name, check, Context(api, pool, peers)) for name, check in checks)
 

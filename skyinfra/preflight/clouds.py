@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ from skyinfra import offers
 from skyinfra.offers import usd
 from skyinfra.preflight.listing import Listed, listed
 from skyinfra.preflight.live_offers import made
+from skyinfra.preflight.pool_inputs import declared, logins, names_no_login, not_asked
 from skyinfra.preflight.refreshed import same
 from skyinfra.preflight.report import Finding, Line, failed, passed, warned
 from skyinfra.preflight.rest import Api, Unanswered, at_once, first, number, rows, text
@@ -78,12 +80,14 @@ def check_pools(
     """The lines of each pool by its name, within *seconds*. environment: with the keys; None is that of the process."""
     deadline = time.monotonic() + seconds
     by_name = {pool["name"]: Pool.of(pool) for pool in pools}
+    environment = os.environ if environment is None else environment
 
     def ask(name: str) -> list[Line]:
         pool = by_name[name]
         asked = read(pool.kind).preflight
         assert asked is not None  # noqa: S101 - only such pools are given
-        api = Api(read(pool.kind).about.called, asked, deadline=deadline, environment=environment)
+        given = _given(pool, environment)
+        api = Api(read(pool.kind).about.called, asked, deadline=deadline, environment=given)
         return [each.line(name, check) for check, each in _findings(api, pool, [*by_name.values()])]
 
     found = at_once(ask, by_name, deadline + 1)
@@ -93,9 +97,19 @@ def check_pools(
     }
 
 
+def _given(pool: Pool, environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns the *environment* as the provider block of *pool* takes it: with its account, or without credentials."""
+    data, block = read(pool.kind), pool.account or {}
+    if logins(data, block):
+        unused = {name for names in data.terraform.get("credentials", ()) for name in names}
+        return {name: value for name, value in environment.items() if name not in unused}
+    return {**environment, **declared(data, block, environment)}
+
+
 def _findings(api: Api, pool: Pool, pools: Sequence[Pool]) -> Iterator[tuple[str, Finding]]:
     asked = api.asked
-    credentials = _credentials(api)
+    arguments = logins(read(pool.kind), pool.account or {})
+    credentials = not_asked(arguments) if arguments else _credentials(api, pool)
     yield "credentials", credentials
     if asked.quota is not None and api.variables and credentials.result != "fail":
         yield "quota", _answered(api, lambda quota=asked.quota: _quota(api, quota, pool, pools))
@@ -113,7 +127,7 @@ def _answered(api: Api, ask: Any) -> Finding:
         return warned(f"{api.called}: {error.reason}", "The other checks stand; run it again later.")
 
 
-def _credentials(api: Api) -> Finding:
+def _credentials(api: Api, pool: Pool) -> Finding:
     """Returns whether there are credentials, and whether the provider takes them where that can be asked."""
     asked, names = api.asked, " and ".join(api.variables)
     if not api.variables:
@@ -123,6 +137,8 @@ def _credentials(api: Api) -> Finding:
         if asked.elsewhere or not asked.credentials:
             return warned(f"{text}; {asked.elsewhere}" if asked.elsewhere else text, asked.login)
         return failed(text, asked.login)
+    if names_no_login(read(pool.kind), api.variables):
+        return warned(f"{names} says which account, and not who logs in; {asked.elsewhere}", asked.login)
     if not asked.account:
         return passed(f"{names} {'is' if len(api.variables) == 1 else 'are'} set")
     try:

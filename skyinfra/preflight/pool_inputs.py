@@ -1,13 +1,27 @@
-"""The inputs of a pool's AWS module and Terraform provider, read from the synthesized stack."""
+"""The inputs of a pool's AWS module, and the account of a provider block, read from the synthesized stack.
+
+Preflight asks as Terraform will, or says that it does not ask.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from skyinfra.preflight.report import Finding, warned
+from skyinfra.providers import Data
+from skyinfra.providers import read as data_of
 from skyinfra.terraform.expressions import is_reference
 from skyinfra.terraform.synthesized import SynthesizedStack
+
+# Arguments of the providers' blocks that log in: access_key, assume_role, shared_credentials_files, service_account,
+# use_oidc, client_id ... What begins with skip_ or token_bucket_ does not, and spaces_ is of DigitalOcean's buckets.
+_LOGIN = re.compile(
+    r"(?!skip_|token_bucket_|spaces_)(.*(token|key|secret|credential|password|oidc|profile|config_file)"
+    r"|assume_role|impersonate_service_account$|service_account$|client_|tenan|user_ocid|use_msi|auth$)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +32,8 @@ class PoolInputs:
     machine besides the nodes. interfaces: network interfaces of one node, by machine type; one where it is not named.
     buckets: what nodes mount of them: bucket, prefix, and whether they write there. grouped: whether the nodes are an
     Auto Scaling group. max_hourly_cost: the declared cap, USD per node and hour. unknown: inputs that are outputs of
-    other constructs, which Terraform alone knows; they are left out.
+    other constructs, which Terraform alone knows; they are left out. accounts: those that the provider block allows;
+    empty for any. logins: its arguments that log in otherwise than the environment does.
     """
 
     stack: str
@@ -48,6 +63,8 @@ class PoolInputs:
     elastic: bool = False
     buckets: tuple[tuple[str, str, bool], ...] = ()
     unknown: frozenset[str] = frozenset()
+    accounts: tuple[str, ...] = ()
+    logins: tuple[str, ...] = ()
 
     @property
     def one_zone(self) -> bool:
@@ -89,8 +106,8 @@ def of_place(stack: SynthesizedStack, pool: Mapping[str, Any]) -> PoolInputs:
 
     What is of no machine, such as networks and images, is left at nothing.
     """
-    name, _, alias = (pool.get("own") or "").partition(".")
-    own = next((each for each in stack.providers.get(name, ()) if each.get("alias", "") == alias), {}) if name else {}
+    own = stack.block(pool["own"]) if pool.get("own") else {}
+    named = [pool["account_id"]] if "account_id" in pool else own.get("allowed_account_ids", ())
     return PoolInputs(
         stack=stack.name,
         pool=pool["name"],
@@ -104,7 +121,14 @@ def of_place(stack: SynthesizedStack, pool: Mapping[str, Any]) -> PoolInputs:
         max_hourly_cost=pool.get("max_hourly_cost"),
         zones=tuple(pool.get("zones", ())),
         head_machine_type=pool.get("head"),
+        accounts=_accounts(named),
+        logins=logins(data_of("aws"), own),
     )
+
+
+def _accounts(given: Any) -> tuple[str, ...]:
+    """Returns the accounts that are *given*; none where Terraform alone knows one of them."""
+    return () if "${" in str(given) else tuple(map(str, given or ()))
 
 
 def read(stack: SynthesizedStack, pool: dict[str, Any]) -> PoolInputs:
@@ -141,4 +165,52 @@ def read(stack: SynthesizedStack, pool: dict[str, Any]) -> PoolInputs:
         elastic=module.get("min_nodes") is not None,
         buckets=tuple((each["bucket"], each["prefix"], each["write"]) for each in module.get("buckets") or ()),
         unknown=frozenset(stack.modules[name].keys() - module.keys()),
+        accounts=_accounts(configuration.get("allowed_account_ids", ())),
+        logins=logins(data_of("aws"), configuration),
     )
+
+
+def logins(data: Data, block: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns the arguments by which a provider *block* logs in otherwise than the environment and its profile do.
+
+    Those of blocks that are made for pools are none; a region or an account that Terraform alone knows is one.
+    """
+    ours, place = data.terraform.get("settings", {}), data.terraform.get("config", ())
+    return tuple(
+        name
+        for name, value in block.items()
+        if (value and value != ours.get(name) and _LOGIN.match(name) and name not in place)
+        or (name in place and "${" in str(value))
+    )
+
+
+def log_in_otherwise(arguments: tuple[str, ...]) -> str:
+    """Returns why nobody asks with the credentials of the environment."""
+    return f"the provider block logs in otherwise, by {', '.join(arguments)}"
+
+
+def not_asked(arguments: tuple[str, ...]) -> Finding:
+    """Returns the finding on the credentials of a block with those *arguments*."""
+    return warned(
+        f"not asked: {log_in_otherwise(arguments)}", "See in the console of that account whether it has the machines."
+    )
+
+
+def declared(data: Data, block: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables that name the account, as *block* has it, or another variable that the provider reads."""
+    found = {}
+    for argument, names in _variables(data).items():
+        value = block.get(argument) or next((environment[name] for name in names if environment.get(name)), None)
+        if value is not None:
+            found[names[0]] = str(value)
+    return found
+
+
+def names_no_login(data: Data, variables: tuple[str, ...]) -> bool:
+    """Returns whether *variables* say which account, and nothing of who logs in."""
+    return set(variables) <= {names[0] for names in _variables(data).values()}
+
+
+def _variables(data: Data) -> dict[str, list[str]]:
+    """Returns the variables that name the account where a block does not, by the argument of the block."""
+    return {row["field"]: row["environment"] for row in data.terraform.get("place", ()) if "environment" in row}

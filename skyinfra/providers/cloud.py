@@ -108,7 +108,8 @@ class CloudProvider(Provider):
                 f"expected a provider {called}", field=f"{name}.provider", given=self.provider, hint=hint
             )
         rows = self.data.terraform.get("place", ())
-        for field in {*self.data.terraform["config"], *(row["field"] for row in rows)} - {"region"}:
+        fields = {row.get("declared", row["field"]) for row in rows}
+        for field in {*self.data.terraform["config"], *fields} - {"region"}:
             if getattr(self, field) is not None:
                 hint = "Leave it out here, and write it in that block."
                 raise InvalidField(

@@ -33,6 +33,16 @@ class GCPTPU(GCP):
         place = {"region": self.region, "project": self.project}
         return (read("gcp").terraform_provider(**place), self.data.terraform_provider(**place))
 
+    def _check_provider(self, name: str) -> None:
+        """Raises `NotSupported` for a block of the stack: the head, in the other account, would not see its slices."""
+        if self.provider is not None:
+            raise NotSupported(
+                "the module of TPU slices has two providers, google-beta and google, and takes no block of the stack",
+                field="GCP.provider",
+                given=self.provider,
+                hint="Leave it out and name the project: sky.GCP(project=...), with credentials of the environment.",
+            )
+
     def check(self, request: Request) -> None:
         """Raises a `DeclarationError` for what a slice has not."""
         super().check(request)

@@ -40,10 +40,12 @@ def ssh_line(manifest: Manifest, node: ManifestNode, command: Sequence[str], *, 
         return None
     at = f"{way.login.user}@" if way.login.user else ""
     remote = [shlex.join(command)] if command else []
+    # ssh refuses a command beside one of the configuration, such as `tmux attach` for all hosts.
+    alone = ["-o", "RemoteCommand=none"] if command else []
     terminal = ["-t"] if command and sys.stdin.isatty() else []
     proxy = ["-o", f"ProxyCommand={shlex.join(way.proxy)}"] if way.proxy else []
     # Behind the dashes is neither an option, and ssh takes no dashes out of the command there.
-    return ["ssh", *terminal, *way.login.options, *proxy, "--", f"{at}{way.address}", *remote]
+    return ["ssh", *alone, *terminal, *way.login.options, *proxy, "--", f"{at}{way.address}", *remote]
 
 
 def _open_way(manifest: Manifest, node: ManifestNode, user: str | None) -> Way | None:

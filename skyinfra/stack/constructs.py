@@ -13,7 +13,7 @@ import re
 import shutil
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -29,7 +29,7 @@ from skyinfra.pool import STACK_NAME, ComputePool
 from skyinfra.providers.volumes import Volume
 from skyinfra.stack.sections import additions_of, module_inputs, own_block, packs_runner, provider_sections, users
 from skyinfra.terraform.backends import S3, Backend, HCPTerraform, LocalState
-from skyinfra.terraform.expressions import folded, from_file, literal
+from skyinfra.terraform.expressions import folded, from_file, is_reference, literal
 
 LIBRARIES = ("cdktf", "cdktn")
 # User data of more characters go into a file; a node.json is read more easily where it is used.
@@ -131,6 +131,8 @@ class FleetStack(metaclass=_BindingMeta):
         given = {
             each.pool.name: _refer(library, self, each, literal(inputs[each.pool.name])) for each in self.deployments
         }
+        self._elements = {("local", local) for found in given.values() for local in _locals(found)}
+        self._elements |= {(each.data.resource, each.name) for each in volumes}
         modules = {name: {**folded(found), **carried.get(name, {})} for name, found in given.items()}
         self._additions = additions_of(id, self.deployments, modules, sources, runners, volumes)
         for section, content in self._additions.items():
@@ -139,7 +141,7 @@ class FleetStack(metaclass=_BindingMeta):
     def prepare_stack(self) -> None:
         """Called by the library when the stack is complete. Raises `InvalidField` for a name that is there twice."""
         super().prepare_stack()  # type: ignore[misc]
-        fit_in(library_of(self), self, self._additions)
+        fit_in(library_of(self), self, self._additions, self._elements)
 
 
 def _refer(library: ModuleType, stack: Any, deployment: Deployment, inputs: dict[str, Any]) -> dict[str, Any]:
@@ -157,6 +159,11 @@ def _refer(library: ModuleType, stack: Any, deployment: Deployment, inputs: dict
     return found
 
 
+def _locals(inputs: Mapping[str, Any]) -> set[str]:
+    """Returns the names of the local values that *inputs* of a pool are."""
+    return {value[len("${local.") : -1] for value in inputs.values() if is_reference(value)}
+
+
 def _never_null(library: ModuleType, value: Any, begin: str | None) -> Any:
     """*value* with its texts as Terraform knows before an apply that they are not null, and how they *begin*.
 
@@ -172,12 +179,15 @@ def _never_null(library: ModuleType, value: Any, begin: str | None) -> Any:
     return f"{begin}{library.Fn.trimprefix(value, begin)}" if begin else library.Fn.format("%s", [value])
 
 
-def fit_in(library: ModuleType, stack: Any, additions: dict[str, dict[str, Any]]) -> None:
+def fit_in(
+    library: ModuleType, stack: Any, additions: dict[str, dict[str, Any]], elements: Set[tuple[str, str]]
+) -> None:
     """Leaves what else is in *stack* as it is: keeps its versions of providers, and refuses names that are there twice.
 
-    The library would merge them without a word. additions: to the stack's JSON, by sections. Raises `InvalidField`.
+    The library would merge them without a word. additions: to the stack's JSON, by sections. elements: ours among those
+    of the stack, by their kind, ``local`` or the type of a resource, and name. Raises `InvalidField`.
     """
-    blocks = additions.get("provider", {})
+    blocks, met = additions.get("provider", {}), set[tuple[str, str]]()
     for element in stack.node.find_all():
         if isinstance(element, library.TerraformProvider):
             name = element.terraform_resource_type
@@ -192,6 +202,19 @@ def fit_in(library: ModuleType, stack: Any, additions: dict[str, dict[str, Any]]
             _refuse_taken("module", element, additions)
         elif isinstance(element, library.TerraformOutput):
             _refuse_taken("output", element, additions)
+        elif elements and isinstance(element, library.TerraformLocal):
+            _refuse_second(("local", element.friendly_unique_id), elements, met)
+        elif elements and isinstance(element, library.TerraformResource):
+            _refuse_second((element.terraform_resource_type, element.friendly_unique_id), elements, met)
+
+
+def _refuse_second(found: tuple[str, str], ours: Set[tuple[str, str]], met: set[tuple[str, str]]) -> None:
+    if found in met and found in ours:
+        kind, name = found
+        whose = "an input of a pool" if kind == "local" else "a volume"
+        hint = f"Give yours another name: {kind}.{name} of the stack is {whose}."
+        raise InvalidField(f"the stack has two of the name {name}", field=f"{kind}.{name}", hint=hint)
+    met.add(found)
 
 
 def _refuse_taken(section: str, element: Any, additions: dict[str, dict[str, Any]]) -> None:

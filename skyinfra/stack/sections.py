@@ -197,6 +197,6 @@ def _places(deployment: Deployment) -> list[dict[str, Any]]:
 
 
 def _profile(provider: Provider) -> dict[str, str]:
-    """Returns the profile of a place of AWS, where its account names more than that."""
-    named = getattr(provider, "account_id", None) is not None
-    return {"profile": getattr(provider, "profile", None) or ""} if named else {}
+    """Returns the profile and the account of a place of AWS, where it declares the account."""
+    id: str | None = getattr(provider, "account_id", None)
+    return {"profile": getattr(provider, "profile", None) or "", "account_id": id} if id is not None else {}

@@ -81,7 +81,8 @@ def _of(address: str) -> tuple[_Known, ...]:
     """
     if not address:
         return tuple(known for known in _known() if known.prefix == "aws")
-    named = {part.partition("_")[0] for part in re.split(r"[./\[\]\"]", address)}
+    # Of a beta provider, such as google-beta, the cloud is the same.
+    named = {part.partition("_")[0].removesuffix("-beta") for part in re.split(r"[./\[\]\"]", address)}
     found = tuple(known for known in _known() if known.prefix in named)
     of_another = re.match(r"(module\.[^.]+\.)*(data\.)?(?!terraform_data)[a-z0-9]+_\w+\.|provider\[", address)
     return found or (() if of_another else _known())

@@ -56,12 +56,13 @@ class SynthesizedStack:
 
     def configuration(self, pool: str) -> dict[str, Any]:
         """The configuration of the Terraform provider that the pool's module is given; empty where it is given none."""
-        for name, reference in self.modules.get(pool, {}).get("providers", {}).items():
-            for configuration in self.providers.get(name, []):
-                alias = configuration.get("alias")
-                if reference == (f"{name}.{alias}" if alias else name):
-                    return configuration
-        return {}
+        references = self.modules.get(pool, {}).get("providers", {}).values()
+        return next((found for reference in references if (found := self.block(reference))), {})
+
+    def block(self, reference: str) -> dict[str, Any]:
+        """The configuration of a Terraform provider, by a reference such as ``aws.east``; empty where there is none."""
+        name, _, alias = reference.partition(".")
+        return next((each for each in self.providers.get(name, ()) if (each.get("alias") or "") == alias), {})
 
     @property
     def runs_elsewhere(self) -> bool:

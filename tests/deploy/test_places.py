@@ -51,8 +51,8 @@ def oci(alias: str = "us-phoenix-1") -> Resource:
     return of("oci_core_instance", "node", "oracle/oci", alias, region="phx", id="ocid1.instance.oc1.phx.a")
 
 
-def crusoe(alias: str = "one") -> Resource:
-    return of("crusoe_compute_instance", "node", "crusoecloud/crusoe", alias, project_id="0")
+def crusoe(alias: str = "one", project_id: str = "0") -> Resource:
+    return of("crusoe_compute_instance", "node", "crusoecloud/crusoe", alias, project_id=project_id)
 
 
 def stack(folder: Path, provider: Any, name: str = "train") -> SynthesizedStack:
@@ -72,6 +72,7 @@ MOVED = [
     (sky.OCI(region="us-ashburn-1", **OCI), oci(), "region", "us-phoenix-1"),
     (sky.OCI(region="us-ashburn-1", **OCI), oci("us-gov-phoenix-1"), "region", "us-gov-phoenix-1"),
     (sky.Crusoe(project="two", **HOSTED), crusoe(), "project", "one"),
+    (sky.Crusoe(project=OTHER, **HOSTED), crusoe("this", SUBSCRIPTION), "project_id", SUBSCRIPTION),
 ]
 
 
@@ -106,6 +107,9 @@ SAME = [
     (sky.Azure(**{**HOSTED, "region": "westeurope"}), azure()),
     (sky.OCI(**OCI), oci()),
     (sky.Crusoe(**HOSTED), crusoe("this")),
+    (sky.Crusoe(project=OTHER, **HOSTED), crusoe(OTHER, OTHER)),
+    # Which id a name has, the provider alone knows.
+    (sky.Crusoe(project="two", **HOSTED), crusoe("two", SUBSCRIPTION)),
 ]
 
 
@@ -117,6 +121,7 @@ def test_what_moves_nothing_is_not_refused(tmp_path: Path, provider: Any, resour
 AMBIENT = [
     (sky.GCP(), google(), "GOOGLE_CLOUD_PROJECT", "yours", "mine"),
     (sky.Azure(**HOSTED), azure(), "ARM_SUBSCRIPTION_ID", OTHER, SUBSCRIPTION),
+    (sky.Crusoe(**HOSTED), crusoe("this", SUBSCRIPTION), "CRUSOE_DEFAULT_PROJECT", OTHER, SUBSCRIPTION),
 ]
 
 
@@ -166,6 +171,16 @@ def test_a_declared_account_is_left_as_it_is(tmp_path: Path) -> None:
     made = stack(tmp_path, sky.AWS(account_id="222222222222"))
     with kept_in_place(made, [aws()], destroy=False):
         assert [each["allowed_account_ids"] for each in written(made)["provider"]["aws"]] == [["222222222222"]]
+
+
+@pytest.mark.parametrize("argument", [{"forbidden_account_ids": ["9"]}, {"skip_requesting_account_id": True}])
+def test_a_block_whose_arguments_bear_no_account_is_left_as_it_is(tmp_path: Path, argument: dict[str, Any]) -> None:
+    made = stack(tmp_path, sky.AWS())
+    document = written(made)
+    document["provider"]["aws"][0] |= argument
+    (made.folder / "cdk.tf.json").write_text(json.dumps(document))
+    with kept_in_place(made, [aws()], destroy=False):
+        assert written(made)["provider"] == document["provider"]
 
 
 def test_a_destroy_uses_the_provider_that_made_the_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

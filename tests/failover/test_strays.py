@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -103,6 +104,21 @@ def test_a_machine_of_two_that_is_missing_is_looked_for(tmp_path: Path, cloud: R
         said(found)
     cloud.answers["/api/v1/instances"] = {"data": [{"id": "mine", "ssh_key_names": [OWN]}]}
     assert said(found) == []
+
+
+@pytest.mark.parametrize("places", [False, True], ids=["one place", "places"])
+def test_a_block_that_logs_in_by_itself_is_not_asked_as_somebody_else(
+    tmp_path: Path, cloud: Rest, places: bool
+) -> None:
+    provider = sky.Lambda(ssh_public_key=LOGIN, provider="lambdalabs.mine")
+    found = stack(tmp_path, [provider, sky.GCP(project="p")] if places else provider)
+    state(tmp_path, BEGUN)
+    block = {"alias": "mine", "api_key": "${var.key}"}
+    found = dataclasses.replace(found, providers={**found.providers, "lambdalabs": [block]})
+    [line] = said(found)
+    why = "the provider block logs in otherwise, by api_key"
+    assert line == f"s/t: whether an earlier deploy has left a machine is not known: {why}"
+    assert not cloud.asked
 
 
 @pytest.mark.parametrize("answer", [401, 500, b"<html>"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import subprocess
@@ -22,7 +23,7 @@ import skyinfra as sky
 from skyinfra.cli.app import app
 from skyinfra.preflight import preflight
 from skyinfra.preflight.api import ATTEMPTS
-from skyinfra.preflight.aws import ACTIONS
+from skyinfra.preflight.aws import ACTIONS, check_place
 from skyinfra.terminal.reports import show_report
 
 Make = Callable[..., sky.ComputePool]
@@ -36,6 +37,37 @@ def credentials(cloud: Cloud, *pools: sky.ComputePool) -> Any:
 def test_whose_the_credentials_are(cloud: Cloud, pool: Make) -> None:
     line = credentials(cloud, pool("L4"))
     assert (line.result, line.found) == ("pass", f"arn:aws:sts::{ACCOUNT}:user/moto")
+
+
+def test_credentials_of_another_account(cloud: Cloud, pool: Make) -> None:
+    line = credentials(cloud, pool("L4", aws={"account_id": ACCOUNT}))
+    assert (line.result, line.found) == ("pass", f"arn:aws:sts::{ACCOUNT}:user/moto")
+    # What this account has says nothing of the other one.
+    [line] = cloud.check(pool("L4", aws={"account_id": "222222222222"})).lines
+    assert (line.check, line.result) == ("credentials", "fail")
+    assert line.found == f"the credentials are of the account {ACCOUNT}, and the pool is declared in 222222222222"
+    places = [sky.AWS(account_id="222222222222"), sky.AWS(region="us-west-2")]
+    made = synthesized(cloud.folder, sky.ComputePool(name="p", accelerator="L4", provider=places))
+    one, two = made.pools[0]["places"]
+    for place, result in ((one, "fail"), (two, "pass")):
+        assert check_place(made, {**made.pools[0], **place}, session=cloud.session)[0].result == result
+
+
+@pytest.mark.parametrize("arguments", [{"assume_role": [{"role_arn": "arn:aws:iam::2:role/a"}]}, {"access_key": "A"}])
+def test_a_block_that_logs_in_otherwise_is_not_asked_as_somebody_else(
+    cloud: Cloud, pool: Make, arguments: dict[str, Any]
+) -> None:
+    made = synthesized(cloud.folder, pool("L4", aws={"provider": "aws.east"}))
+    block = {"alias": "east", "region": "us-east-1", "skip_credentials_validation": True}
+    own = dataclasses.replace(made, providers={"aws": [{**block, **arguments}]})
+    [line] = preflight(own, session=cloud.session).lines
+    [name] = arguments
+    assert (line.check, line.result, cloud.asked) == ("credentials", "warn", {})
+    assert line.found == f"not asked: the provider block logs in otherwise, by {name}"
+    asked = preflight(dataclasses.replace(made, providers={"aws": [block]}), session=cloud.session)
+    assert [line.result for line in asked.lines if line.check == "credentials"] == ["pass"]
+    place = {**made.pools[0], "own": "aws.east"}
+    assert [line.check for line in check_place(own, place, session=cloud.session)] == ["credentials"]
 
 
 def test_the_root_user(cloud: Cloud, pool: Make) -> None:

@@ -241,6 +241,40 @@ def test_google_cloud_quotas_by_the_metric_of_the_machine() -> None:
     assert not without.failed and "GOOGLE_CREDENTIALS" in line(without, "credentials").found
 
 
+def test_the_project_of_the_provider_block_is_asked() -> None:
+    h100 = pool("gcp", "a3-highgpu-8g", region="us-central1", accelerators_per_node=8)
+
+    def asked(environment: dict[str, str], **block: Any) -> list[Line]:
+        return clouds.check_pools([{**h100, "configuration": block}], environment=environment)["p"]
+
+    with google_cloud([{"metric": "NVIDIA_H100_GPUS", "limit": 16.0, "usage": 0.0}]) as environment:
+        elsewhere = {**environment, "GOOGLE_PROJECT": "other"}
+        for given, block in ((elsewhere, {"project": "research"}), (environment, {})):
+            assert [each.result for each in asked(given, **block)] == ["pass", "pass", "warn"], given
+        assert asked(elsewhere)[0].result == "warn"  # the server has no such project
+        # The other variables of Terraform's provider, in its order.
+        named = {"GOOGLE_CLOUD_PROJECT" if name == "GOOGLE_PROJECT" else name: v for name, v in environment.items()}
+        assert asked(named)[0].result == "pass"
+        # A block of the stack's own that is somebody else, or of a project that is not known yet.
+        for block in ({"impersonate_service_account": "a@b"}, {"project": "${var.project}"}):
+            [first, _] = asked(environment, **block)
+            [name] = block
+            assert (first.check, first.result) == ("credentials", "warn") and first.found.endswith(f", by {name}")
+
+
+def test_a_subscription_is_no_login() -> None:
+    with serving({"/api/retail/prices": {"Items": []}}) as rest:
+        environment = {"SKYINFRA_AZURE_PRICES_URL": rest.address, "ARM_SUBSCRIPTION_ID": "0"}
+        wanted = pool("azure", "Standard_NC24ads_A100_v4", region="eastus")
+        alone = line(check(environment, wanted), "credentials")
+        client = dict.fromkeys(("ARM_TENANT_ID", "ARM_CLIENT_ID", "ARM_CLIENT_SECRET"), KEY)
+        declared = {**wanted, "configuration": {"subscription_id": "1"}}
+        whole = clouds.check_pools([declared], environment={"SKYINFRA_AZURE_PRICES_URL": rest.address, **client})["p"]
+    assert alone.result == "warn" and "az login" in alone.to_do
+    assert alone.found.startswith("ARM_SUBSCRIPTION_ID says which account, and not who logs in")
+    assert whole[0].result == "pass"
+
+
 def test_a_quota_has_what_the_stack_has_once_and_what_its_pools_need_together(monkeypatch: pytest.MonkeyPatch) -> None:
     h100 = pool("gcp", "a3-highgpu-8g", region="us-central1", accelerators_per_node=8)
     nodes = [ManifestNode(f"p-{n}", str(n), "10.0.0.1", machine_type="a3-highgpu-8g", head=not n) for n in range(2)]

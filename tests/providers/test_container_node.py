@@ -334,6 +334,8 @@ def test_a_user_of_another_machine_has_to_linger(
     assert "skyinfra: host: containers of the user 1000 end with its last login" in done.stderr
     assert "`loginctl enable-linger 1000` there" in done.stderr
     assert machine in session.asked[-1] and "linger/$(getent passwd 1000 |" in session.asked[-1][-1]
+    # Beside one of the configuration, such as `tmux attach`, ssh runs none, and nothing would be known.
+    assert "RemoteCommand=none" in session.asked[-1]
     # It lingers, or nobody knows.
     for code in ("0", "255", "127"):
         assert (session.call("find", **given, SSH=code).returncode, file.read_text()) == (0, f"{program}\n")

@@ -295,6 +295,14 @@ def test_tpu_slices_of_several_hosts(accelerator: str, region: str, machine_type
     assert "/etc/skyinfra/node.json" in written(user_data(made).head)
 
 
+@pytest.mark.parametrize("block", ["google", "google.mine"])
+def test_tpus_take_no_block_of_the_stack(block: str) -> None:
+    """Their module has two providers: with one given, the other would look at another account."""
+    with pytest.raises(sky.NotSupported, match="two providers, google-beta and google") as caught:
+        compiled("TPUv6e:4", gcp={"region": "us-east5", "provider": block})
+    assert caught.value.field == "GCP.provider" and "project=" in caught.value.hint
+
+
 def test_tpus_take_what_google_cloud_takes() -> None:
     given = {"subnetwork": "projects/p/regions/us-central1/subnetworks/mine", "zones": ["us-central1-b"]}
     inputs = select("TPUv5e:4", gcp={**given, "head_volume_gb": 30}, spot=True, nodes=3).inputs

@@ -305,7 +305,8 @@ def test_machines_of_azure() -> None:
     [provider, _] = access(sky.Azure).terraform()
     features = {"persist_id_on_create_before_polling_for_completion": True}
     assert provider.configuration() == {"alias": "this", "features": features}
-    for labels in ({"a/b": "c"}, {"skyinfra-pool": "x"}, {"a": "x" * 257}):
+    reserved = [{name: "x"} for name in ("skyinfra-pool", "azure-a", "Microsoft", "WINDOWS.b")]
+    for labels in (*reserved, {"a/b": "c"}, {"a": "x" * 257}):
         with pytest.raises(InvalidField, match="labels"):
             selected(access(sky.Azure), labels=labels)
     with pytest.raises(InvalidField, match=r"labels: .* at most 48"):

@@ -262,8 +262,10 @@ def test_how_a_shell_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     reached = {"203.0.113.1"}
     monkeypatch.setattr(ways, "_answers", lambda address: address in reached)
     assert ways.ssh_line(fleet, head, (), user="ubuntu") == ["ssh", "--", "ubuntu@203.0.113.1"]
+    # A command of the person's own configuration is none of a line that has one: ssh refuses two.
+    alone = ("-o", "RemoteCommand=none")
     assert ways.ssh_line(fleet, other, ("ls", "a b"), user="me") == [
-        *("ssh", "-J", "me@203.0.113.1", "--", "me@10.0.0.2", "ls 'a b'")
+        *("ssh", *alone, "-J", "me@203.0.113.1", "--", "me@10.0.0.2", "ls 'a b'")
     ]
     reached.clear()
     assert ways.ssh_line(fleet, other, (), user="ubuntu") is None
@@ -272,7 +274,9 @@ def test_how_a_shell_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     host = replace(head, ssh=Login("me", 2222, "~/.ssh/lab", "you@bastion:2200"))
     options = ["-p", "2222", "-i", "~/.ssh/lab", "-J", "you@bastion:2200"]
     assert ways.ssh_line(fleet, host, (), user=None) == ["ssh", *options, "--", "me@203.0.113.1"]
-    assert ways.ssh_line(fleet, host, ("ls",), user="root") == ["ssh", *options, "--", "root@203.0.113.1", "ls"]
+    assert ways.ssh_line(fleet, host, ("ls",), user="root") == [
+        *("ssh", *alone, *options, "--", "root@203.0.113.1", "ls")
+    ]
     start = ["aws", "ssm", "start-session", "--target=i-1", "--region=us-east-1"]
     assert ways.session_line(fleet, other, ()) == start
     assert ways.session_line(fleet, other, ("ls", "a b")) == [

@@ -115,6 +115,12 @@ def test_known_refusals(address: str, text: str, error: type[sky.CloudRefused], 
     assert found.diagnostics == ((address, text),)
 
 
+def test_a_beta_provider_says_what_its_cloud_says() -> None:
+    address = 'provider["registry.terraform.io/hashicorp/google-beta"].us-east5'
+    found = explain("apply", [(address, "googleapi: Error 403: The caller does not have permission, forbidden")])
+    assert isinstance(found, sky.CloudPermissionDenied)
+
+
 @pytest.mark.parametrize(
     "text",
     [
