@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -27,9 +28,10 @@ from tasks_on_nodes.gangs import (
 )
 
 import skyinfra as sky
-from skyinfra.client import open_pool
+from skyinfra.client import open_pool, run_script
 from skyinfra.submission.watching import Watcher
 from skyinfra.tasks import Task
+from skyinfra.tasks.task import Options
 
 ROOT = Path(sky.__file__).parents[1]
 
@@ -154,6 +156,10 @@ def check_tasks_on_several_slots(pool):
         see(1) @ pool
     with pytest.raises(sky.TaskTimeout, match=r"more than 0\.5 s"):
         pool.submit(Task(time.sleep, (600,)).options(slots=2, timeout=0.5)).result(timeout=60)
+    with tempfile.TemporaryDirectory() as folder, pytest.raises(sky.TaskTimeout, match=r"sleeps\.py .* 0\.5 s"):
+        Path(folder, "sleeps.py").write_text("import time; time.sleep(600)")
+        settings = Options(timeout=0.5)
+        run_script(pool, Path(folder, "sleeps.py"), slots=2, settings=settings, on_line=lambda *_: None)
     with pytest.raises(ZeroDivisionError):
         pool.submit(Task(lambda: 1 / 0).options(slots=2, retries=1)).result(timeout=60)
     with pytest.raises(sky.TaskAttemptsExceeded, match="lost a process 3 times: exit code 3") as caught:
