@@ -121,6 +121,7 @@ OPTIONS = {
     "count": "--count",
     "dtype": "--dtype",
     "fraction": "--fraction",
+    "gpu_memory_gb": "--gpu-memory-gb",
     "hidden": "--hidden",
     "kv_heads": "--kv-heads",
     "layers": "--layers",
@@ -140,8 +141,10 @@ OPTIONS = {
     "ram_gib": "--ram",
     "region": "--region",
     "remote": "REMOTE",
+    "retries": "--retries",
     "slots": "--slots",
     "task": "--task",
+    "timeout": "--timeout",
     "vcpus": "--vcpus",
 }
 _COMMAND = "skyinfra.command"

@@ -52,6 +52,7 @@ from skyinfra.terminal.progress import connected, working
 if TYPE_CHECKING:
     from skyinfra.client import Fetching, Pool
     from skyinfra.client.notifying import Ended
+    from skyinfra.tasks.task import Options
 
 _NAME = re.compile("[A-Za-z_][A-Za-z0-9_]*")
 # Options of ours that a script hardly has.
@@ -77,6 +78,11 @@ class ScriptOptions:
     node: OnNode = None
     profile: OnProfile = None
     secret: Secrets = None
+    timeout: Annotated[float | None, typer.Option(metavar="SECONDS", help="For which it may run.")] = None
+    retries: Annotated[int, typer.Option(metavar="N", help="With --detach: starts again where it fails.")] = 0
+    gpu_memory_gb: Annotated[
+        float | None, typer.Option(metavar="GB", help="On a slot with at least that memory of its GPU.")
+    ] = None
     slots: Annotated[int, typer.Option(metavar="N", help="One process that sees N whole GPUs of one node.")] = 1
     name: Annotated[str | None, typer.Option(metavar="NAME", help="In lists, and of the job.")] = None
     notify: Notify = None
@@ -95,8 +101,16 @@ class ScriptOptions:
             raise InvalidField("is a folder that is sent along, and --alone leaves all of them here", field="--workdir")
         if self.slots < 1:
             raise InvalidField("a number from 1", field="--slots", given=self.slots)
+        with errors_name_options():
+            self.settings()
         if self.name is not None:
             check_name(self.name)
+
+    def settings(self) -> Options:
+        """The options of its task. Raises `InvalidField`."""
+        from skyinfra.tasks.task import Options
+
+        return Options(timeout=self.timeout, retries=self.retries, gpu_memory_gb=self.gpu_memory_gb)
 
     def variables(self) -> dict[str, str]:
         """Returns the variables. Raises `InvalidField`."""
@@ -185,6 +199,13 @@ class GangOptions:
         if self.torchrun and options.slots != 1:
             hint = "Ranks have one slot each: --nodes and --per-node say how many."
             raise InvalidField("cannot be used with --torchrun", field="--slots", given=options.slots, hint=hint)
+        for option, value in (("--timeout", options.timeout), ("--gpu-memory-gb", options.gpu_memory_gb)):
+            if value is not None and self.torchrun:
+                raise InvalidField("cannot be used with --torchrun", field=option, given=value)
+        if options.retries and not detach:
+            hint = "--max-restarts is for ranks." if self.torchrun else ""
+            text = "needs --detach: else its exit code is that of this command"
+            raise InvalidField(text, field="--retries", given=options.retries, hint=hint or None)
         if detach and options.slots != 1:
             raise InvalidField("a job takes one slot", field="--slots", given=options.slots)
         if self.torchrun and options.name is not None:
@@ -301,6 +322,7 @@ def run_on_slot(
                     waits_s=2.0 if sys.stderr.isatty() else 10.0,
                     fetch=files.fetch,
                     on_files=files.take,
+                    settings=options.settings(),
                 )
     except KeyboardInterrupt:
         tables.say(f"{script.name} was stopped", to_stderr=True)
@@ -405,6 +427,7 @@ def submit(
             replace=replace,
             notify=notify,
             fetch=fetch,
+            settings=options.settings(),
         )
     names.remember_jobs(fleet, [job.name], more=True)
     sys.stdout.write(f"{job.name}\n")

@@ -116,7 +116,8 @@ async def run(fleet: Fleet, launch: Launch) -> list[RankEnd]:
                 return cast(list[RankEnd], start.ends)
             now = fleet.dispatcher.snapshot
             end = start.ends[first]
-            error, again = ranks.explain(launch.work.name, first, end, start.slots[first], now)
+            printed = start.printed(first)
+            error, again = ranks.explain(launch.work.name, first, end, start.slots[first], now, printed)
             raised = end is not None and end.outcome is not None
         except _ForgottenError:
             continue
@@ -160,8 +161,9 @@ async def run_task(fleet: Fleet, launch: Launch) -> Outcome:
             died += [Death(end.code)] if end is not None and end.code is not None else []
             if lost >= ATTEMPTS:
                 cause = f": {deaths.causes(died)}" if died else ""
-                hint = deaths.remedy([each.code for each in died])
-                raise TaskAttemptsExceeded(f"{launch.work.name} lost a process {lost} times{cause}", hint=hint)
+                hint = filter(None, [start.printed(0), deaths.remedy([each.code for each in died])])
+                text = f"{launch.work.name} lost a process {lost} times{cause}"
+                raise TaskAttemptsExceeded(text, hint="\n".join(hint) or None)
             continue
         attempts += 1
         outcome = cast(Outcome, pickle.loads(end.outcome))  # noqa: S301 - the fleet's own, over mutual TLS
@@ -182,6 +184,7 @@ class _Start:
         self._avoided = avoided
         self.slots: list[InstanceInfo] = []
         self.ends: list[RankEnd | None] = []
+        self._keys: dict[int, str] = {}
         self._fleet = fleet
         self._launch = launch
         self._number = number
@@ -194,6 +197,13 @@ class _Start:
         """Starts the ranks and waits for their end. Returns the rank that failed first, None where none has."""
         with contextlib.ExitStack() as lines:  # to the end: ranks that are asked to end may say something
             return await self._run(lines)
+
+    def printed(self, rank: int) -> str | None:
+        """Returns the last lines of a *rank* and where its output is; None where the client takes its lines."""
+        end = self.ends[rank]
+        if self._launch.watched:
+            return None
+        return deaths.printed(self._fleet.manifest.fleet, self._keys[rank], end.last if end is not None else ())
 
     async def _run(self, lines: contextlib.ExitStack) -> int | None:
         launch = self._launch
@@ -323,6 +333,7 @@ class _Start:
             uses=launch.secrets,
             at_head=self._fleet.trees,
         )
+        self._keys[place.rank] = shipment.key
         slot = place.slots[place.rank]
         try:
             outcome = await self._fleet.dispatcher.execute(shipment, Target(slot=slot), windowed=False, moves=False)

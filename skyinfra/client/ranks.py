@@ -209,18 +209,21 @@ def _first_cores(slots: Sequence[InstanceInfo]) -> dict[str, str]:
     return {NEURON_CORES: ",".join(firsts)}
 
 
-def explain(name: str, rank: int, end: RankEnd | None, slot: InstanceInfo, now: Snapshot) -> tuple[BaseException, bool]:
+def explain(
+    name: str, rank: int, end: RankEnd | None, slot: InstanceInfo, now: Snapshot, printed: str | None = None
+) -> tuple[BaseException, bool]:
     """Returns the exception for the *rank* of *name* that failed first, and whether another start may not meet it.
 
-    *end*: None where the rank was lost. *now*: the fleet. The exception of a program is the cause of a `GangFailed`.
+    *end*: None where the rank was lost. *now*: the fleet. printed: where its output is. The exception of a program is
+    the cause of a `GangFailed`.
     """
     where = f"rank {rank} of {name}, on slot {slot.slot} of node {slot.node}"
     if end is None or (end.outcome is None and end.code is None):
         lost = "Its worker process or its node ended; `skyinfra status` shows which nodes are there."
-        return _failed(f"{where}, lost its slot", rank, None, lost), True
+        return _failed(f"{where}, lost its slot", rank, None, _lines(printed, lost)), True
     if end.outcome is None:
         code = cast(int, end.code)
-        hint = deaths.remedy([code])
+        hint = _lines(printed, deaths.remedy([code]))
         return _failed(f"{where}, {deaths.of_program(code)}", rank, code, hint), True
     outcome = cast(Outcome, pickle.loads(end.outcome))  # noqa: S301 - the fleet's own, over mutual TLS
     error = cast(BaseException, outcomes.exception(now.advised(outcome), name))
@@ -240,6 +243,10 @@ def exit_code(error: GangFailed) -> int:
     if error.code is None:
         return error.exit_code
     return error.code if error.code >= 0 else 128 - error.code
+
+
+def _lines(*found: str | None) -> str | None:
+    return "\n".join(filter(None, found)) or None
 
 
 def _failed(text: str, rank: int, code: int | None, hint: str | None) -> GangFailed:

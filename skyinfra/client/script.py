@@ -20,7 +20,7 @@ from skyinfra.client import files, jobs
 from skyinfra.client.launching import Gang
 from skyinfra.client.pool import Pool
 from skyinfra.client.ranks import Launch, Received
-from skyinfra.errors import GangFailed, SkyinfraError, SlotLost, counted, did_you_mean
+from skyinfra.errors import GangFailed, SkyinfraError, SlotLost, TaskTimeout, counted, did_you_mean
 from skyinfra.protocol.calls import BESIDE, FETCH, PLACE
 from skyinfra.protocol.gang import Work
 from skyinfra.protocol.jobs import KEEPING, WRITTEN, Written
@@ -32,7 +32,7 @@ from skyinfra.sync import bringing, project
 from skyinfra.sync.bringing import Here
 from skyinfra.sync.includes import Includes
 from skyinfra.sync.sync import Synced
-from skyinfra.tasks.task import Task
+from skyinfra.tasks.task import Options, Task
 from skyinfra.worker import cancellation, scripts
 
 OnLine = Callable[[str, str], object]
@@ -86,6 +86,7 @@ def run_script(
     waits_s: float = 2.0,
     fetch: Sequence[str] = (),
     on_files: OnFiles | None = None,
+    settings: Options | None = None,
 ) -> int:
     """Runs ``python -u FILE ARGS`` on a slot and waits for it; its exit code, negative for the signal that ended it.
 
@@ -98,19 +99,22 @@ def run_script(
     when it was interrupted on one. on_wait: called, in another thread, where no slot has begun it after *waits_s*
     seconds; what the head tells of them is a second old. fetch: lines as in a .gitignore for the files that it writes
     in its folder: when it has ended, however that is, they are at the head. on_files: called with `jobs.KEEPING` while
-    they are on their way, then with `jobs.WRITTEN`. Like any task it starts again when its slot dies. Raises OSError
-    where the file cannot be read.
+    they are on their way, then with `jobs.WRITTEN`. settings: of its task, of which timeout, profile and
+    gpu_memory_gb hold here; an exit code is no exception, and uses no retry. Like any task it starts again when its
+    slot dies. Raises `TaskTimeout`, and OSError where the file cannot be read.
     """
     path = Path(path)
     if on_files is not None:
         env = {**(env or {}), FETCH: json.dumps(list(fetch))}
     show = _Shown(pool, on_line, on_files)
     received: queue.SimpleQueue[list[list[str]] | None] = queue.SimpleQueue()
-    target, fleet = _target(pool, node), pool._fleet
+    settings = settings or Options()
+    target, fleet = _target(pool, node).of(settings), pool._fleet
     if slots > 1:
-        return _run_on_several(pool, target, path, args, env or {}, slots, name or path.name, show)
+        return _run_on_several(pool, target, path, args, env or {}, slots, name or path.name, show, settings)
     run_id = uuid.uuid4().hex
-    task = Task(scripts.script, (path.read_bytes(), path.name, list(args), dict(env or {}), fleet.topic, run_id))
+    call = path.read_bytes(), path.name, list(args), dict(env or {}), fleet.topic, run_id
+    task = Task(scripts.script, call, settings=settings)
     with fleet.listening(run_id, received.put):
         future = pool.send(task, target, name=name or path.name)
         future.when_done(lambda _: received.put(None))
@@ -184,12 +188,14 @@ def _run_on_several(
     slots: int,
     name: str,
     show: _Shown,
+    settings: Options,
 ) -> int:
     """Runs the program in one process that sees *slots* slots of one node."""
     received: queue.SimpleQueue[Received] = queue.SimpleQueue()
     work = Work(path.name, source=path.read_bytes(), args=tuple(args))
     key, included = f"{name}-{uuid.uuid4().hex}", pool._fleet.included
-    launch = Launch(work, target, 1, slots, env=pool._fleet.variables(env), key=key, name=name, included=included)
+    variables = pool._fleet.variables(env)
+    launch = Launch(work, target, 1, slots, env=variables, key=key, name=name, included=included, settings=settings)
     gang = Gang(pool._fleet, launch, lambda _, stream, text: show(stream, text))
     future = gang.start(received.put)
     try:
@@ -200,6 +206,8 @@ def _run_on_several(
     except GangFailed as error:
         if error.code is None:
             raise
+        if isinstance(error.__cause__, TaskTimeout):
+            raise error.__cause__ from None
         return error.code
     except KeyboardInterrupt:
         gang.end(future, received)
@@ -220,15 +228,16 @@ def detach_script(
     env: Mapping[str, str] | None = None,
     notify: Sequence[str | Secret] = (),
     fetch: Sequence[str] = (),
+    settings: Options | None = None,
 ) -> jobs.Job[int]:
     """Leaves ``python -u FILE ARGS`` with the head of *pool* as a job; see `run_script` for where it runs.
 
     Its result is the exit code 0; another one is `ScriptFailed`. fetch: which of the files that it writes the head
-    keeps, for `Job.fetch`. Raises OSError where the file cannot be read.
+    keeps, for `Job.fetch`. settings: of its task. Raises OSError where the file cannot be read.
     """
     path = Path(path)
     env = {**(env or {}), FETCH: json.dumps(list(fetch))}
-    task = Task(scripts.detached, (path.read_bytes(), path.name, list(args), env))
+    task = Task(scripts.detached, (path.read_bytes(), path.name, list(args), env), settings=settings or Options())
     return jobs.detach(
         pool._fleet,
         pool.target,

@@ -53,6 +53,14 @@ def causes(deaths: Sequence[Death]) -> str:
     return said[0] if len(set(said)) == 1 else ", then ".join(said)
 
 
+def printed(fleet: str, key: str, last: Sequence[str]) -> str:
+    """Returns the *last* lines of the output of the task *key*, as far as they are known, and where all of it is."""
+    logs = f"`skyinfra logs {fleet} --task {key}` has"
+    if not last:
+        return f"{logs} what it printed."
+    return "\n".join(["Its last output:", *(f"  {line}" for line in last), f"{logs} all of it."])
+
+
 def remedy(codes: Sequence[int]) -> str | None:
     """Returns the usual cause of deaths with *codes*, where they leave that open; of none of them, any cause."""
     if not codes:

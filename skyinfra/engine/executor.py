@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 import distributed
 from distributed.client import FutureCancelledError
 
-from skyinfra.engine import dask_client
+from skyinfra.engine import dask_client, deaths
 from skyinfra.engine.waiting import within
 from skyinfra.errors import SkyinfraError, SlotFailed, TaskAttemptsExceeded, TaskTimeout, counted
 from skyinfra.protocol import failures, questions
@@ -85,9 +85,13 @@ class Fleet(Protocol):
 
 
 class Executor:
-    """Runs calls on the slots of *fleet*. *stop*: runs in the process of a slot and ends a task there, by its key."""
+    """Runs calls on the slots of *fleet*. *stop*: runs in the process of a slot and ends a task there, by its key.
 
-    def __init__(self, fleet: Fleet, stop: Callable[[str], None]) -> None:
+    name: of the fleet, for commands.
+    """
+
+    def __init__(self, fleet: Fleet, stop: Callable[[str], None], name: str = "STACK/POOL") -> None:
+        self._name = name
         self._fleet = fleet
         self._stop_task = stop
         self._arrivals: dict[str, Callable[[Any], object]] = {}
@@ -124,7 +128,7 @@ class Executor:
         except distributed.KilledWorker:
             raise TaskAttemptsExceeded(
                 f"{name} lost its worker process too often, on several nodes, and is not tried again",
-                hint=f"`skyinfra logs STACK/POOL --task {key}` has what it printed.",
+                hint=deaths.printed(self._name, key, ()),
             ) from None
         except (FutureCancelledError, OSError):
             # OSErrors of the task itself are in its outcome: this is the connection.

@@ -118,6 +118,12 @@ _WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("sky.ComputePool(memory_gb=<64>), which are GB; others count MiB", "memory mem ram memory_mb"),
         ("keep=2, objects that stay loaded on a slot", "enable_memory_snapshot experimental_options snap snapshot"),
         ('sky.ComputePool(image=sky.Image(pip=["torch"]))', "image pip packages dependencies"),
+        ('sky.ComputePool(provider=sky.AWS(region="us-east-1"))', "region regions cloud provider"),
+        ('sky.ComputePool(provider=sky.AWS(zones=["us-east-1a"]))', "zone zones availability_zone availability_zones"),
+        (
+            'sky.ComputePool(provider=sky.AWS(instance_types=["p5.48xlarge"]))',
+            "instance_type instance_types machine_type machine_types vm_size",
+        ),
         ("pool.launch(f, nodes=2)", "nodes num_nodes world_size num_workers"),
         ("sky.ComputePool(nodes=2)", "concurrency max_concurrency concurrency_limit max_containers"),
         ('sky.ComputePool(labels={"team": "ml"})', "labels tags"),

@@ -107,7 +107,7 @@ def late(name: str, seconds: float) -> TaskTimeout:
     """Returns the error of a task that ran for too long."""
     return TaskTimeout(
         f"{name} ran for more than {seconds:g} s and was stopped",
-        hint="Give it more time: @sky.compute(timeout=...), or task.options(timeout=...).",
+        hint="Give it more time: @sky.compute(timeout=...), or task.options(timeout=...), skyinfra run --timeout.",
     )
 
 

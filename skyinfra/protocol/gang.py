@@ -154,12 +154,14 @@ class Work:
 class RankEnd:
     """The end of a rank: a pickled ``Outcome``, an exit code (negative for a signal), or both.
 
-    Neither: it was ended because the gang was over. ok: it has done its work.
+    Neither: it was ended because the gang was over. ok: it has done its work. last: the last lines that it printed,
+    where it left no outcome and its output is kept on the node.
     """
 
     outcome: bytes | None = None
     code: int | None = None
     ok: bool = False
+    last: tuple[str, ...] = ()
 
 
 def environment(rank: Rank, address: str, port: int) -> dict[str, str]:

@@ -37,6 +37,8 @@ _FILE = 10
 _BRIEF = 65_536
 # Sequences of more parts are compared by their lengths.
 _LONG = 1000
+# Modules whose values are what their repr says.
+_SAID = {"datetime", "decimal", "fractions", "pathlib", "uuid"}
 _ADDRESS = re.compile("0x[0-9a-fA-F]+")
 
 
@@ -133,7 +135,7 @@ _short.maxstring = _short.maxother = 1000
 
 def dumped(error: BaseException, text: str | None) -> bytes | None:
     """*error* pickled, or None where what arrives would be another one. It has no chain and no traceback meanwhile."""
-    for reduced in (_reduced, _unmade, _completed):
+    for reduced in (_reduced, _unmade, _made_anew, _completed):
         with contextlib.suppress(Exception):
             file = io.BytesIO()
             _Exceptions(file, reduced).dump(error)
@@ -167,7 +169,13 @@ def _has_own_init(kind: type[BaseException]) -> bool:
 
 
 def _reduced(error: BaseException) -> Any:
-    """As the class wants it."""
+    """As the class wants it. An ``__init__`` that is called again may compute other arguments, of which not all tell
+    whether they are the same."""
+    return _unmade(error) if _has_own_init(type(error)) else _made_anew(error)
+
+
+def _made_anew(error: BaseException) -> Any:
+    """As the class wants it, with its ``__init__``, which may set what does not travel."""
     if isinstance(error, BaseExceptionGroup):
         return _unmade(error)
     return error.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
@@ -249,10 +257,10 @@ def _same(error: BaseException, made: object, text: str | None) -> bool:
         return False
     if not isinstance(error, BaseExceptionGroup) and not _alike(error.args, made.args):
         return False
-    if type(error).__str__ is not BaseException.__str__:
-        there = said(made)
-        if (text and _ADDRESS.sub("", text)) != (there and _ADDRESS.sub("", there)):
-            return False
+    # Of large arguments the text is shortened, or not, by sizes that may differ.
+    small = sum(map(sys.getsizeof, error.args)) <= _BRIEF // 2
+    if (small or type(error).__str__ is not BaseException.__str__) and _compared(text) != _compared(said(made)):
+        return False
     # A class may leave out what cannot be pickled.
     return all(
         _alike(value, made.__dict__[name]) if name in made.__dict__ else not _picklable(value)
@@ -260,16 +268,31 @@ def _same(error: BaseException, made: object, text: str | None) -> bool:
     )
 
 
-def _alike(one: object, other: object) -> bool:
+def _compared(text: str | None) -> list[str] | None:
+    """Returns *text* without addresses; sets may have another order."""
+    return None if text is None else sorted(_ADDRESS.sub("", text))
+
+
+def _alike(one: object, other: object, seen: frozenset[int] = frozenset()) -> bool:
     """Whether both are of one type, and equal where they are plain values: other objects may be equal to nothing."""
     if type(one) is not type(other):
         return False
+    if id(one) in seen:  # it is in itself
+        return True
+    seen |= {id(one)}
     if isinstance(one, tuple | list) and isinstance(other, tuple | list):
-        return len(one) == len(other) and (len(one) > _LONG or all(map(_alike, one, other)))
+        return len(one) == len(other) and (
+            len(one) > _LONG or all(_alike(*each, seen) for each in zip(one, other, strict=False))
+        )
+    if isinstance(one, dict) and isinstance(other, dict):
+        pairs = zip(dict.items(one), dict.items(other), strict=False)
+        return len(one) == len(other) and (len(one) > _LONG or all(_alike(*each, seen) for each in pairs))
     if isinstance(one, BaseException) and isinstance(other, BaseException):
-        return _alike(one.args, other.args)
+        return _alike(one.args, other.args, seen)
     if type(one) in (str, bytes, bool, int):
         return one == other
+    if type(one) in (float, complex) or type(one).__module__.partition(".")[0] in _SAID:
+        return _compared(repr(one)) == _compared(repr(other))  # a NaN is not equal to itself
     return True
 
 

@@ -115,7 +115,7 @@ class Dispatcher:
         self._windows: dict[tuple[Target, int], Window] = {}
         self._snapshot = Snapshot(())
         self._waiting: dict[str, Waiting] = {}
-        self.executor = Executor(connection, cancellation.stop)
+        self.executor = Executor(connection, cancellation.stop, connection.manifest.fleet)
         self._background: asyncio.Task[None] | None = None
         self._answered = self._looked = time.monotonic()
         # The slots that the task holds in which this process is, where they are of this fleet.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -96,10 +96,36 @@ def notice(name: str, packed: Payload, values: Iterable[tuple[str, object]], pac
         warnings.warn(f"{what}: it is sent once, but each task reads it anew. {_INSTEAD}", stacklevel=2)
 
 
+def notice_whole(name: str, packed: Payload, values: Iterable[tuple[str, object]], pack: Pack) -> None:
+    """As `notice`, for a call that travels in one piece."""
+    if packed.size < LARGE:
+        return
+    found = next(_large(values, pack), None)
+    if found is None:
+        return
+    label, part = found
+    digest = "".join(each.digest for each in part.parts)
+    first = digest not in _calls
+    said = _calls.setdefault(digest, "") is None
+    if len(_calls) > _KEPT:
+        del _calls[next(iter(_calls))]
+    if first or said:
+        return
+    _calls[digest] = None
+    what = f"{label}, {in_words(part.size)}, is in more than one call of {name}"
+    how = "each job, and each task of several slots, takes all of it along, and is sent whole"
+    warnings.warn(f"{what}: {how}. {_INSTEAD}", stacklevel=2)
+
+
 def _largest(values: Iterable[tuple[str, object]], pack: Pack, name: str) -> str:
     """Returns the name of the first of *values* that is large."""
+    return next((label for label, _ in _large(values, pack)), f"what {name} uses")
+
+
+def _large(values: Iterable[tuple[str, object]], pack: Pack) -> Iterator[tuple[str, Payload]]:
+    """Yields the names of those of *values* that are large, and each packed."""
     for label, value in values:
         with suppress(Exception):  # whatever cannot be pickled alone is not the one
-            if pack(value).size >= LARGE:
-                return label.rstrip(",")
-    return f"what {name} uses"
+            part = pack(value)
+            if part.size >= LARGE:
+                yield label.rstrip(","), part

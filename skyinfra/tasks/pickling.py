@@ -72,6 +72,8 @@ class Shipment:
         needs = Needs(included)
         with met() as found:
             packed = _pack_call(task, needs, whole=whole)
+        if whole:
+            large.notice_whole(self.name, packed, _parts(task), functools.partial(_pack, needs=needs))
         if uses is None:
             uses = secrets.uses([*task.settings.secrets, *found.values()]) if secrets is not None else ()
         self.uses = uses

@@ -282,20 +282,22 @@ def _read(file: Path) -> list[Death]:
 def _exceeded(directory: Path, key: str, name: str, times: int, found: Sequence[Death]) -> TaskAttemptsExceeded:
     """The error of a task that ended its worker process so many *times*: why, its last lines, and where all are."""
     cause = deaths.causes(found)
-    last = output.last_lines(directory, key, _LAST_LINES, _LAST_BYTES)
     fleet = "STACK/POOL"
     with contextlib.suppress(SkyinfraError):
         fleet = instance_info().fleet or fleet
-    hint = [f"Its last output:\n{_indented(last)}\n`skyinfra logs {fleet} --task {key}` has all of it."] if last else []
-    if not last:
-        hint.append(f"`skyinfra logs {fleet} --task {key}` has what it printed.")
+    hint = [deaths.printed(fleet, key, _last_lines(directory, key))]
     if (usual := deaths.remedy([death.code for death in found])) and not any(each.out_of_memory for each in found):
         hint.append(usual)
     return TaskAttemptsExceeded(
         f"{name} ended its worker process {times} times{f': {cause}' if cause else ''}",
-        hint="\n".join(hint) or None,
+        hint="\n".join(hint),
     )
 
 
-def _indented(lines: Sequence[str]) -> str:
-    return "\n".join(f"  {line}" for line in lines)
+def last_lines(key: str) -> list[str]:
+    """Returns the last lines of the output of the task *key*, for its error."""
+    return _last_lines(_directory(), key)
+
+
+def _last_lines(directory: Path, key: str) -> list[str]:
+    return output.last_lines(directory, key, _LAST_LINES, _LAST_BYTES)

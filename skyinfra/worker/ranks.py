@@ -29,7 +29,7 @@ from skyinfra.node import faults
 from skyinfra.protocol import calls, failures, gang, services
 from skyinfra.protocol.calls import PROGRAM_GRACE_S
 from skyinfra.protocol.gang import GangState, Rank, RankEnd, Work
-from skyinfra.worker import cancellation, rank, scripts, streaming, task_folder
+from skyinfra.worker import attempts, cancellation, rank, scripts, secrets, streaming, task_folder
 
 # After a head that did not answer.
 _PAUSE_S = 0.1
@@ -211,7 +211,11 @@ class _Process:
         ok = not self._failed and not self._late and (self._outcome is not None or self._is_end(code))
         if ok:
             self._head.wait(self._head.report(ok=True))
-        return RankEnd(self._outcome, code if self._work.call is None or self._outcome is None else None, ok)
+        last: tuple[str, ...] = ()
+        if not ok and self._outcome is None and not self._place.topic:
+            masker = secrets.of_process()
+            last = tuple(map(masker.text, attempts.last_lines(self._head.key)))
+        return RankEnd(self._outcome, code if self._work.call is None or self._outcome is None else None, ok, last)
 
     # Ending it ------------------------------------------------------------------------------------------------------
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import concurrent.futures
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -26,9 +28,10 @@ from tasks_on_nodes.gangs import (
 )
 
 import skyinfra as sky
-from skyinfra.client import open_pool
+from skyinfra.client import open_pool, run_script
 from skyinfra.submission.watching import Watcher
 from skyinfra.tasks import Task
+from skyinfra.tasks.task import Options
 
 ROOT = Path(sky.__file__).parents[1]
 
@@ -153,10 +156,15 @@ def check_tasks_on_several_slots(pool):
         see(1) @ pool
     with pytest.raises(sky.TaskTimeout, match=r"more than 0\.5 s"):
         pool.submit(Task(time.sleep, (600,)).options(slots=2, timeout=0.5)).result(timeout=60)
+    with tempfile.TemporaryDirectory() as folder, pytest.raises(sky.TaskTimeout, match=r"sleeps\.py .* 0\.5 s"):
+        Path(folder, "sleeps.py").write_text("import time; time.sleep(600)")
+        settings = Options(timeout=0.5)
+        run_script(pool, Path(folder, "sleeps.py"), slots=2, settings=settings, on_line=lambda *_: None)
     with pytest.raises(ZeroDivisionError):
         pool.submit(Task(lambda: 1 / 0).options(slots=2, retries=1)).result(timeout=60)
-    with pytest.raises(sky.TaskAttemptsExceeded, match="lost a process 3 times: exit code 3"):
+    with pytest.raises(sky.TaskAttemptsExceeded, match="lost a process 3 times: exit code 3") as caught:
         pool.submit(Task(os._exit, (3,)).options(slots=2)).result(timeout=60)
+    assert re.search(r"`skyinfra logs \S+/\S+ --task \S+` has what it printed", str(caught.value.hint))
 
 
 def test_what_ranks_print_is_shown_where_nobody_takes_their_lines(fleet):
@@ -295,6 +303,11 @@ def test_a_rank_that_is_killed_is_the_one_that_is_named(pool, tmp_path, wait_unt
     ) as caught:
         none(pool, lean_on_rank_0, str(tmp_path), kill_own_process)
     assert (caught.value.rank, caught.value.code) == (1, -9)
+    assert re.search(
+        r"Its last output:\n  before it ends\n`skyinfra logs stack/pool --task lean_on_rank_0\.1-\w+` has all of it\.\n"
+        r"Usual cause: the machine ran out of memory",
+        str(caught.value.hint),
+    )
     wait_until(lambda: all_ended(tmp_path), timeout=5)
 
 

@@ -59,6 +59,25 @@ def test_the_command_line_ends_as_a_shell_would_for_that_signal(fleet, tmp_path)
         assert run_on_slot(str(manifest), script, [], ScriptOptions()) == code
 
 
+def test_a_script_over_its_time_is_ended(fleet, tmp_path):
+    manifest, script = tmp_path / "fleet.json", tmp_path / "script.py"
+    manifest.write_text(json.dumps(fleet.manifest.to_json()))
+    script.write_text("import time; time.sleep(600)")
+    with pytest.raises(sky.TaskTimeout, match=r"script\.py ran for more than 0\.3 s") as caught:
+        run_on_slot(str(manifest), script, [], ScriptOptions(timeout=0.3))
+    assert "--timeout" in str(caught.value.hint)
+
+
+def test_options_that_a_script_cannot_have_are_refused():
+    with pytest.raises(sky.InvalidField, match=r"--timeout: seconds, more than 0 \(given: 0\)"):
+        ScriptOptions(timeout=0)
+    with pytest.raises(sky.InvalidField, match="--retries: needs --detach"):
+        GangOptions().check(ScriptOptions(retries=2), detach=False)
+    with pytest.raises(sky.InvalidField, match="--gpu-memory-gb: cannot be used with --torchrun"):
+        GangOptions(torchrun=True).check(ScriptOptions(gpu_memory_gb=20), detach=False)
+    GangOptions().check(ScriptOptions(retries=2), detach=True)
+
+
 def test_a_script_sees_its_arguments_its_slot_and_its_environment(run):
     code, lines = run(
         "import os, sys, skyinfra\n"

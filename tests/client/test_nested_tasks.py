@@ -311,3 +311,11 @@ def test_a_forked_process_that_leaves_the_block_leaves_the_connection(manifest):
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert add(1) >> own == 2
     assert sys.exc_info() == (None, None, None)
+
+
+def test_a_runner_without_the_client_says_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(vars(sky), "current_pool", raising=False)
+    monkeypatch.setitem(sys.modules, "skyinfra.client", None)
+    with pytest.raises(ModuleNotFoundError) as caught:
+        sky.current_pool  # noqa: B018 - looking at it is what fails
+    assert f'sky.Image(runner="skyinfra=={sky.__version__}")' in caught.value.__notes__[0]

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import itertools
+import json
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import fields
@@ -17,7 +20,7 @@ from local_fleets.running_node import RunningNode, h100
 from tasks_on_nodes.jobs import manifest_of
 
 import skyinfra as sky
-from skyinfra.client import run_script
+from skyinfra.client import detach_script, run_script
 from skyinfra.client.pool import Pool
 from skyinfra.protocol.manifest import Manifest
 from skyinfra.protocol.nodeconfig import NodeConfig
@@ -89,6 +92,21 @@ def submitted(pool: Pool, options: dict[str, Any], *args: str) -> Any:
     return pool.submit(compute(options), *args).result(timeout=60)
 
 
+def script(pool: Pool, options: dict[str, Any], *args: str) -> Any:
+    """As a program; as a job where it is to start again: only there an exit code is an exception."""
+    imports = "from __future__ import annotations\nimport json, os, sys, time\nfrom pathlib import Path"
+    text = f"{imports}\nimport skyinfra as sky\nearlier = []\n{inspect.getsource(probe)}"
+    with tempfile.TemporaryDirectory() as folder:
+        file, found = Path(folder, "script.py"), Path(folder, "found")
+        # Not as a line, in which secrets are masked.
+        file.write_text(f"{text}\nPath({str(found)!r}).write_text(json.dumps(probe(*sys.argv[1:])))\n")
+        settings = Options(**options)
+        if settings.retries:
+            return detach_script(pool, file, args, settings=settings).result(timeout=60)
+        assert run_script(pool, file, args, settings=settings, on_line=on_line) == 0
+        return json.loads(found.read_text())
+
+
 def on_line(*_: object) -> None: ...
 
 
@@ -113,6 +131,7 @@ WAYS: dict[str, Way] = {
     "gang in a coroutine": lambda pool, options, *args: in_coroutine(
         pool, lambda own: own.launch(compute(options), *args, nodes=1, per_node=1, framework="none")
     )[0],
+    "script": script,
     "object": lambda pool, options, *args: sky.cls(**options)(Object)().probe(*args) >> pool,
 }
 

@@ -466,6 +466,18 @@ def test_results_of_functions_on_the_command_line(running: Running, pool: Pool, 
     assert "in fail_until" in text
 
 
+def test_a_job_that_leaves_is_not_started_again(pool: Pool, tmp_path: Path) -> None:
+    def leave(path: str) -> None:
+        with Path(path).open("a") as file:
+            file.write("x")
+        sys.exit(0)
+
+    job = pool.submit(Task(leave, (str(tmp_path / "starts"),)).options(retries=2), detach="leaves")
+    with pytest.raises(sky.TaskFailed, match=r"leave called sys\.exit\(0\)"):
+        job.result(timeout=60)
+    assert (tmp_path / "starts").read_text() == "x"
+
+
 def test_cancelling_on_the_command_line(running: Running, pool: Pool, tmp_path: Path) -> None:
     _, fleet = running
     path = tmp_path / "run"

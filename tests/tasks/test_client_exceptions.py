@@ -127,6 +127,18 @@ def test_a_task_that_is_done_is_not_tried_again(pool: Any, tmp_path: Path, code:
     assert file.read_text() == "x" * starts
 
 
+def test_a_gang_that_leaves_is_not_started_again(pool: Any, tmp_path: Path) -> None:
+    def leave(path: str) -> None:
+        with open(path, "a") as file:  # noqa: PTH123
+            file.write("x")
+        sys.exit(0)
+
+    task: Task[None] = Task(leave, (str(tmp_path / "starts"),)).options(retries=2)
+    with pytest.raises(sky.TaskFailed, match=r"leave called sys\.exit\(0\)"):
+        pool.launch(task, nodes=1, per_node=1, framework="none")
+    assert (tmp_path / "starts").read_text() == "x"
+
+
 def test_a_class_that_refuses_attributes(pool: Any) -> None:
     with pytest.raises(Frozen) as caught:
         pool.submit(throw, Frozen, 3).result(60)

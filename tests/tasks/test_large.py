@@ -133,3 +133,19 @@ def test_what_is_sent_once_is_not_kept() -> None:
     assert payload._digests == before
     assert payload.pack(result, again=True).parts == payload.pack(result).parts
     assert id(result) in payload._digests
+
+
+def test_a_job_is_said_to_travel_whole() -> None:
+    function = of_table()
+
+    def job(n: int) -> None:
+        pickling.Shipment(Task(function, (n,)), topic="", whole=True)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        job(1)
+    with pytest.warns(UserWarning, match=r"^'table', which .* uses, 1\d\.\d MiB, .*: each job, .* and is sent whole\."):
+        job(2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        job(3)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import collections
 import importlib
+import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -323,3 +325,40 @@ def test_values_are_found_through_decorators_classes_and_objects_and_travel_what
     (tmp_path / "program.py").write_text(REACHED)
     done = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.stdout == "{}\n", done.stdout + done.stderr
+
+
+OWN_CLASS = """
+import concurrent.futures, dataclasses, pickle, sys, tempfile
+import skyinfra as sky
+
+class Net:
+    def __init__(self): self.weights = [1]
+@dataclasses.dataclass
+class State: step: int
+def square(x): return x * x
+@sky.compute
+def use(folder):
+    with tempfile.TemporaryFile() as file:
+        pickle.dump(Net(), file)
+        file.seek(0)
+        weights = pickle.load(file).weights
+    with concurrent.futures.ProcessPoolExecutor(2) as pool:
+        squares = list(pool.map(square, [1, 2, 3]))
+    checkpoints = sky.SpotCheckpointer(folder)
+    checkpoints.save({"state": State(3)}, 3)
+    return weights, squares, checkpoints.load_latest()
+
+if __name__ == "__main__":
+    with sky.connect(sys.argv[1], progress=False) as pool:
+        found = pool.submit(use(sys.argv[2])).result(timeout=25)
+        assert found == ([1], [1, 4, 9], ({"state": State(3)}, 3)), found
+        print(pool.launch(use.function, sys.argv[2], nodes=1, per_node=1, framework="none") == [found])
+"""
+
+
+def test_own_classes_of_a_script_are_pickled_in_tasks_by_whoever_pickles_there(fleet: Any, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(OWN_CLASS)
+    (tmp_path / "fleet.json").write_text(json.dumps(fleet.manifest.to_json()))
+    command = [sys.executable, "program.py", "fleet.json", str(tmp_path / "checkpoints")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout == "True\n", done.stdout + done.stderr

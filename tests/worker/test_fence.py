@@ -127,6 +127,7 @@ def replace_streams() -> None:
 
 def change_numbers() -> None:
     os.umask(0)
+    os.nice(1)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
     os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
