@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from skyinfra.console import guarded
 from skyinfra.doctor import cli as doctor_cli
 from skyinfra.drain import cli as drain_cli
 from skyinfra.errors import InvalidField, NotSupported, SkyinfraError
@@ -33,7 +34,12 @@ _LISTEN = "127.0.0.1:9835"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code. 0 done, 1 failed, 2 wrong usage."""
-    options = _parser().parse_args(arguments)
+    # Root runs it, and what it prints comes from files and processes of the tasks' user, too.
+    with guarded():
+        return _run(_parser().parse_args(arguments))
+
+
+def _run(options: argparse.Namespace) -> int:
     try:
         return int(options.command(options))
     except SkyinfraError as error:
