@@ -31,7 +31,7 @@ from skyinfra.cli.options import write
 from skyinfra.client import open_questions
 from skyinfra.deploy.fleet_status import fleet_status
 from skyinfra.deploy.spending import pool_spent, priced_hours, summed
-from skyinfra.errors.printable import LONGEST, printable, program_output, undressed
+from skyinfra.errors.printable import LONGEST, coloured, printable, program_output, undressed
 from skyinfra.notebook import pictures
 from skyinfra.protocol import questions, readings, services
 from skyinfra.protocol.fleet import STATE_VERSION
@@ -381,6 +381,7 @@ def test_names_of_characters() -> None:
     assert printable("\x1b[31m\x9b\r\r\n\u202e\U000e0041\udcff") == r"\x1b[31m\x9b\r" + "\n" + r"\u202e\U000e0041\udcff"
     assert printable("ab\nabcdef", 3) == "ab\nabc… (3 more characters)"
     assert program_output("\x1b[1mx\x1b[2K\b\r\x1b[1A\x1b]0;t\x07") == "\x1b[1mx\x1b[2K\b\r\\x1b[1A\\x1b]0;t\\x07"
+    assert coloured("\x1b[1;31mx\x1b[0m\ty\n\x1b[2K\b\r\x1b[2J") == "\x1b[1;31mx\x1b[0m\ty\n\\x1b[2K\\x08\\r\\x1b[2J"
     assert undressed("\x1b[1m10%\r20%\x1b[0m\r\n\x1b[2J") == "10%\n20%\n\\x1b[2J"
 
 
