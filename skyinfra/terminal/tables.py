@@ -68,7 +68,7 @@ def say(*pieces: Piece, to_stderr: bool = False) -> None:
     out = console(to_stderr=to_stderr)
     text = Text()
     for piece, style in ((each, "") if isinstance(each, str) else each for each in pieces):
-        text.append(printable(piece, None), style)
+        text.append(printable(piece), style)
     text.highlight_regex(_COMMAND, "cyan")
     for line in folding.sentences(text, out.width):
         out.print(line, soft_wrap=True)

@@ -223,6 +223,23 @@ def test_commands_show_nothing_that_a_terminal_obeys(
         assert head.asked and text
 
 
+# What programs print, and what other programs read.
+WHOLE = {"exec", "logs", "jobs logs", "jobs result"}
+
+
+@pytest.mark.parametrize("name", ASKING)
+def test_commands_cut_long_lines(
+    heads: Callable[[Head], Manifest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "fleet.json").write_text(json.dumps(heads(hostile(LONG)).to_json()))
+    (tmp_path / "script.py").write_text("")
+    arguments = ["fleet.json" if each == FLEET else each for each in ASKING[name]]
+    _, text = shown(monkeypatch, *name.split(), *arguments, terminal=name != "top")
+    assert "defect of skyinfra" not in text
+    assert (LONGEST + 1) * "x" not in text or name in WHOLE
+
+
 @pytest.mark.parametrize("terminal", [True, False], ids=["terminal", "pipe"])
 def test_a_stack_of_such_fleets(
     heads: Callable[[Head], Manifest], monkeypatch: pytest.MonkeyPatch, terminal: bool
