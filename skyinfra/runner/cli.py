@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from skyinfra.console import guarded
+from skyinfra.console import guarded, write_output
 from skyinfra.doctor import cli as doctor_cli
 from skyinfra.drain import cli as drain_cli
 from skyinfra.errors import InvalidField, NotSupported, SkyinfraError
@@ -205,7 +205,8 @@ def _metrics(options: argparse.Namespace) -> int:
     from skyinfra.runner import metrics
 
     if options.once:
-        sys.stdout.write(prometheus.text(metrics.read(options.config)))
+        # As it is, but on a terminal: names of control characters are no escapes of Prometheus.
+        write_output(sys.stdout, prometheus.text(metrics.read(options.config)))
         return 0
     host, _, port = options.listen.rpartition(":")
     if not host or not port.isdigit() or int(port) > 65535:

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from fake_nvml.fake_machine import FakeMachine
@@ -17,13 +18,25 @@ from skyinfra.gpu import exports
 from skyinfra.gpu.machine import SystemMachine
 from skyinfra.node import processes
 from skyinfra.node.folder import Status
-from skyinfra.runner import cli
+from skyinfra.readings import prometheus
+from skyinfra.runner import cli, metrics
 
 MakeNode = Callable[..., RunningNode]
 HOSTILE = "a\x1b]0;title\x07\x1b[2J\x9b2J\x00\u202egpj.exe\u2066\u200b"
 NAMED = "a\\x1b]0;title\\x07\\x1b[2J\\x9b2J\\x00\\u202egpj.exe\\u2066\\u200b"
 # The kernel keeps 15 bytes.
 NAME = "a\x1b[2J\u202eb"
+
+
+def test_metrics_are_as_they_are_where_a_program_reads_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(metrics, "read", lambda config: ())
+    monkeypatch.setattr(prometheus, "text", lambda found: HOSTILE)
+    arguments = ["metrics", "--once", "--config", str(tmp_path / "node.json")]
+    assert (cli.main(arguments), capsys.readouterr().out) == (0, HOSTILE)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    assert (cli.main(arguments), capsys.readouterr().out) == (0, NAMED)
 
 
 @pytest.fixture
