@@ -22,7 +22,7 @@ from skyinfra.errors import (
     TaskNotPicklable,
     did_you_mean,
 )
-from skyinfra.errors.printable import printable
+from skyinfra.errors.printable import coloured, printable
 from skyinfra.notebook.names import used
 from skyinfra.tasks import cells, pickling
 from skyinfra.tasks.task import Task
@@ -183,7 +183,10 @@ def _check_picklable(names: dict[str, object]) -> None:
 
 
 def _shorten(shell: Any, error: BaseException, file: str) -> None:
-    """Makes IPython show *error* with the frames of the cell alone, and without any where it is ours."""
+    """Makes IPython show *error* with the frames of the cell alone, and without any where it is ours.
+
+    Its text and notes come from a task, and are `printable`; IPython's colours stay.
+    """
     frames = _frames_of(error, file)
     if frames is not None:
         shown = shell.InteractiveTB.structured_traceback(type(error), error, frames)
@@ -191,6 +194,7 @@ def _shorten(shell: Any, error: BaseException, file: str) -> None:
         shown = [text.rstrip("\n") for text in traceback.format_exception_only(error)]
     else:
         return
+    shown = [coloured(text) for text in shown]
     with contextlib.suppress(AttributeError):  # a class with slots
         error._render_traceback_ = lambda: shown  # type: ignore[attr-defined]
 

@@ -43,6 +43,7 @@ ALLOWED: dict[str, set[str]] = {
     "readings": {"gpu", "node", "protocol", "worker"},
     "runner": {
         "blobs",
+        "console",
         "desired",
         "doctor",
         "drain",

@@ -19,6 +19,7 @@ _HIDDEN = (
 _COLOUR = "\x1b\\[[0-9;:]{0,64}m"
 _CONTROL = re.compile(_HIDDEN)
 _OUTPUT = re.compile(f"({_COLOUR}|\x1b\\[[012]?K|[\r\b])|{_HIDDEN}")
+_PAINTED = re.compile(f"({_COLOUR})|{_HIDDEN}")
 _DRESS = re.compile(f"{_COLOUR}|\x1b\\[[012]?K")
 
 
@@ -37,6 +38,11 @@ def printable(text: str, longest: int | None = LONGEST) -> str:
 def program_output(text: str) -> str:
     """Returns what a program printed as a terminal may show it: `printable`, with its colours and progress bars."""
     return text if text.isprintable() else _OUTPUT.sub(lambda found: found[1] or _named(found), text)
+
+
+def coloured(text: str) -> str:
+    """Returns *text* `printable`, with its colours, in lines of any length."""
+    return _PAINTED.sub(lambda found: found[1] or _named(found), text)
 
 
 def undressed(text: str) -> str:

@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from skyinfra.console import guarded, write_output
 from skyinfra.doctor import cli as doctor_cli
 from skyinfra.drain import cli as drain_cli
 from skyinfra.errors import InvalidField, NotSupported, SkyinfraError
@@ -33,7 +34,12 @@ _LISTEN = "127.0.0.1:9835"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code. 0 done, 1 failed, 2 wrong usage."""
-    options = _parser().parse_args(arguments)
+    # Root runs it, and what it prints comes from files and processes of the tasks' user, too.
+    with guarded():
+        return _run(_parser().parse_args(arguments))
+
+
+def _run(options: argparse.Namespace) -> int:
     try:
         return int(options.command(options))
     except SkyinfraError as error:
@@ -199,7 +205,8 @@ def _metrics(options: argparse.Namespace) -> int:
     from skyinfra.runner import metrics
 
     if options.once:
-        sys.stdout.write(prometheus.text(metrics.read(options.config)))
+        # As it is, but on a terminal: names of control characters are no escapes of Prometheus.
+        write_output(sys.stdout, prometheus.text(metrics.read(options.config)))
         return 0
     host, _, port = options.listen.rpartition(":")
     if not host or not port.isdigit() or int(port) > 65535:

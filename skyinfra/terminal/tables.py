@@ -68,7 +68,7 @@ def say(*pieces: Piece, to_stderr: bool = False) -> None:
     """Prints sentences, folded between words where a terminal shows them; commands in them stay whole."""
     text = Text()
     for piece, style in ((each, "") if isinstance(each, str) else each for each in pieces):
-        text.append(printable(piece, None), style)
+        text.append(printable(piece), style)
     text.highlight_regex(_COMMAND, "cyan")
     folding.say(console(to_stderr=to_stderr), text)
 

@@ -241,6 +241,13 @@ def test_words_stand_behind_dashes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert f"--target={evil}" in ssm and f"--region={evil}" in ssm and evil not in ssm
     iap = port_forward.command(Via("iap", "head", zone=evil, project=evil), head, 1)
     assert f"--zone={evil}" in iap and f"--project={evil}" in iap and evil not in iap
+    # The machine is an argument of gcloud, which takes options behind it: it is read in no form of an option.
+    assert iap[3] == "head"
+    for hostile in (evil, "--flags-file=/etc/passwd", "-v"):
+        with pytest.raises(sky.InvalidManifest, match=r"via\.target"):
+            Manifest.read(dataclasses.replace(FLEET, via=Via("iap", hostile)).to_json())
+        with pytest.raises(sky.InvalidManifest, match=r"nodes\[0\]\.name"):
+            Manifest.read(dataclasses.replace(FLEET, nodes=(dataclasses.replace(HEAD, name=hostile),)).to_json())
 
 
 def test_a_real_ssh_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

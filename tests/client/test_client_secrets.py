@@ -351,3 +351,28 @@ def test_a_program_that_a_task_leaves_ends_with_it(pool: sky.Pool, secret: str, 
     pid = int((tmp_path / "pid").read_text())
     assert not Path(f"/proc/{pid}").exists()
     assert processes_with(secret) == {}
+
+
+LEAVING = """
+import pathlib, subprocess, sys, time
+script = "setsid sh -c 'echo $$ > " + sys.argv[1] + "; trap \\"\\" HUP INT TERM; while :; do sleep 1; done' & exit 0"
+subprocess.run(["sh", "-c", script], check=True)
+while not pathlib.Path(sys.argv[1]).exists() or not pathlib.Path(sys.argv[1]).read_text().strip():
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("how", ["script", pytest.param("rank", marks=pytest.mark.slow)])
+def test_a_program_that_a_script_leaves_ends_with_it(
+    manifest: str, secret: str, tmp_path: Path, how: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As that of a task: it has left the group and the session of the script, and of the rank."""
+    script, pid = tmp_path / "script.py", tmp_path / "pid"
+    script.write_text(LEAVING)
+    options = ScriptOptions(alone=True, secret=("A_TOKEN",))
+    if how == "script":
+        assert run_on_slot(manifest, script, [str(pid)], options) == 0
+    else:
+        assert run_gang(manifest, script, [str(pid)], options, GangOptions(True, 1, 1)) == 0
+    assert not Path(f"/proc/{int(pid.read_text())}").exists()
+    assert processes_with(secret) == {}

@@ -208,40 +208,74 @@ def test_what_others_made_is_adopted(tmp_path: Path, name: str, step: int) -> No
             partitioner.apply(nvml, {0: ()})
 
 
-@pytest.mark.parametrize("seed", [range(20), pytest.param(range(20, 200), marks=pytest.mark.slow)], ids=["20", "180"])
+# What a machine may have: of each its name, its memory, its model and the number of its GPUs.
+MACHINES = (
+    ("H100", 80.0, "h100_80gb", 1),
+    ("A30", 24.0, "a30_24gb", 1),
+    ("H100", 80.0, "h100_80gb", 2),
+    ("A30", 24.0, "a30_24gb", 2),
+)
+
+
+@pytest.mark.parametrize("seed", [range(24), pytest.param(range(24, 240), marks=pytest.mark.slow)], ids=["24", "216"])
 def test_any_foreign_layout_is_exported_and_adopted_and_nothing_is_to_be_done(tmp_path: Path, seed: range) -> None:
-    """In each format that can be adopted; where a format cannot hold it, that is said."""
-    accelerator = NodeAccelerator("H100", "nvidia", 1, 80.0, "h100_80gb")
-    every = mig.layouts(H100, mig.plain_profiles(H100))
-    adopted = 0
+    """In each format that can be adopted; where a format cannot hold it, that is said.
+
+    A GPU instance without a compute instance is named, and the only one that is made anew: nothing can use it.
+    """
+    adopted = unused = 0
     for number in seed:
         chance = random.Random(number)
+        name, memory, model, count = MACHINES[number % len(MACHINES)]
+        geometry = mig.geometry(model)
+        every = mig.layouts(geometry, mig.plain_profiles(geometry))
+        accelerator = NodeAccelerator(name, "nvidia", count, memory, model)
         driver = SimulatedDriver(accelerator, path=tmp_path / f"state {number}", seed="others")
         with session(Nvml(driver)) as nvml:
-            for place in chance.choice(every):
-                profile = H100.profile(place.profile)
-                whole = (mig.Compute(0, profile.compute_slices),)
-                _make(nvml, place.profile, place.start, place.size, chance.choice([whole, *every_division(profile)]))
+            bare: set[tuple[int, int | None]] = set()
+            for gpu in range(count):
+                if gpu and chance.random() < 0.2:
+                    continue  # MIG is off there
+                for place in chance.choice(every):
+                    profile = geometry.profile(place.profile)
+                    whole = (mig.Compute(0, profile.compute_slices),)
+                    divided = chance.choice([whole, *every_division(profile)])
+                    if chance.random() < 0.1:
+                        divided = ()
+                        bare.add((gpu, place.start))
+                    _make(nvml, place.profile, place.start, place.size, divided, gpu)
             for form in (exports.declaration, exports.export, exports.mig_manager):
                 text, warnings = form(nvml)
+                assert len([each for each in warnings if "has no compute instance: nothing can" in each]) == len(bare)
                 if form is not exports.declaration:
                     file = tmp_path / "config.yaml"
                     file.write_text(text)
                     selected = mig.Selected(str(file), "current" if form is exports.export else "skyinfra")
                     kept = exports.keeps(nvml, selected)
-                    assert kept or any("which compute instances share" in each for each in warnings)
+                    said = any("which compute instances share" in each for each in warnings)
+                    assert kept or said or bare, (number, form, text)
                     text, _ = exports.configured(nvml, selected)
-                    if not kept:
+                    if said:
                         continue
-                desired = targets.given(nvml, json.loads(text), "0")
-                assert partitioner.plan(nvml, targets.arranged(nvml, desired, {})) == [], (number, form, text)
+                desired = {gpu: targets.given(nvml, each, str(gpu))[gpu] for gpu, each in enumerate(_declared(text))}
+                steps = partitioner.plan(nvml, targets.arranged(nvml, desired, {}))
+                gone = {(each.gpu, each.start) for each in steps if each.action == "destroy"}
+                made = [(each.gpu, each.start) for each in steps if each.action == "create"]
+                assert gone == bare and len(made) == len(bare) == len(steps) // 2, (number, form, text, steps)
                 adopted += 1
-    assert adopted > 2 * len(seed)
+            unused += bool(bare)
+    assert adopted > 2 * len(seed) and unused
 
 
-def _make(nvml: Nvml, name: str, start: int, size: int, compute: tuple[mig.Compute, ...]) -> None:
+def _declared(text: str) -> list[str]:
+    """The layout of each GPU in a declaration."""
+    found = json.loads(text.replace("sky.mig.per_gpu(", "[").replace(")", "]"))
+    return found if isinstance(found, list) else [found]
+
+
+def _make(nvml: Nvml, name: str, start: int, size: int, compute: tuple[mig.Compute, ...], index: int = 0) -> None:
     """As nvidia-smi does, the last one first."""
-    (gpu,) = nvml.gpus()
+    gpu = nvml.gpus()[index]
     gpu.set_mig_mode(True)
     profile = next(each for each in gpu.profiles() if each.name == name)
     handle = gpu.create(profile, start=start, size=size)

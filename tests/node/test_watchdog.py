@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from local_fleets.running_node import PATIENCE_S, RunningNode, h100, on_slot, until
 
+from skyinfra.cli import status
+from skyinfra.deploy.fleet_status import fleet_status
 from skyinfra.node import folder, watchdog
 from skyinfra.protocol.nodeconfig import NodeConfig
 
@@ -122,7 +124,7 @@ def test_a_watchdog_that_is_killed_is_started_again_and_watches(make_node: MakeN
 
 
 @pytest.mark.slow
-def test_status_says_that_a_watchdog_is_missing(make_node: MakeNode) -> None:
+def test_status_says_that_a_watchdog_is_missing(make_node: MakeNode, capsys: pytest.CaptureFixture[str]) -> None:
     node = make_node(accelerator=ONE)
     pid = boot(node)
     log = node.directory.log_file
@@ -135,6 +137,10 @@ def test_status_says_that_a_watchdog_is_missing(make_node: MakeNode) -> None:
     assert "its watchdog was killed" in json.dumps(told)
     with node.pool() as pool:
         assert "its watchdog was killed" in pool.look().state.unwatched["n1"]
+        found = fleet_status(pool.manifest, None)
+    assert "its watchdog was killed" in found["nodes"][0]["unwatched"]
+    status._print_stack({"stack": "demo", "pools": [found], "standing": None})
+    assert "n1: its watchdog was killed and cannot be started" in capsys.readouterr().out
     log.rmdir()
     until(lambda: node.status().unwatched is None, "it runs again")
     assert runs(int(node.directory.watchdog_file.read_text()))

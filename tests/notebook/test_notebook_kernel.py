@@ -144,6 +144,14 @@ def test_exceptions_are_readable(kernel: Kernel):
     assert "ZeroDivisionError: division by zero" in remote and "site-packages" not in remote
     assert "magic.py" not in remote and "cells.py" not in remote
 
+    hostile = "'\\x1b[2J\\x1b]0;title\\x07\\u202ex\\r'"
+    raised = f"error = ValueError({hostile})\nerror.add_note({hostile})\nraise error"
+    cell = kernel.run(f"%%remote pool\n{raised}", fails=True)
+    assert cell.error is not None
+    shown = "\n".join(cell.error["traceback"])
+    assert "\x1b[" in shown and not re.search("\x1b(?!\\[[0-9;]*m)|[\x07\r\u202e]", shown)
+    assert shown.count(r"\x1b[2J\x1b]0;title\x07\u202ex\r") >= 2
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize(

@@ -26,12 +26,12 @@ from rich.progress import Progress
 import skyinfra as sky
 from skyinfra import cli, console, page
 from skyinfra.cli import app as commands
-from skyinfra.cli import status
+from skyinfra.cli import nodes, status
 from skyinfra.cli.options import write
 from skyinfra.client import open_questions
 from skyinfra.deploy.fleet_status import fleet_status
 from skyinfra.deploy.spending import pool_spent, priced_hours, summed
-from skyinfra.errors.printable import LONGEST, printable, program_output, undressed
+from skyinfra.errors.printable import LONGEST, coloured, printable, program_output, undressed
 from skyinfra.notebook import pictures
 from skyinfra.protocol import questions, readings, services
 from skyinfra.protocol.fleet import STATE_VERSION
@@ -160,6 +160,8 @@ def refusing(text: str) -> Head:
 # `test_whatever_a_command_prints_is_clean`.
 FLEET = "FLEET"
 ASKING: dict[str, list[str]] = {
+    "run": ["--detach", FLEET, "script.py"],
+    "dashboard": ["--no-browser", FLEET],
     "put": [FLEET, "script.py"],
     "get": [FLEET, "there"],
     "exec": [FLEET, "--", "true"],
@@ -186,9 +188,13 @@ ASKING: dict[str, list[str]] = {
 }
 ALONE = {
     *("init", "synth", "plan", "deploy", "scale", "destroy", "move", "watch", "completion", "recommend", "offers"),
-    *("capacity", "preflight", "iam", "render", "run", "open jupyter", "dashboard"),
+    *("capacity", "preflight", "iam", "render", "open jupyter"),
     *("mig show", "mig check", "mig pack", "mig profiles", "mig layouts", "mig gallery", "mig export", "mig import"),
 }
+
+
+# It waits 15 s for a stream that the head does not open.
+NAMES = [pytest.param(name, marks=pytest.mark.slow) if name == "run" else name for name in ASKING]
 
 
 def test_no_command_is_forgotten() -> None:
@@ -196,13 +202,15 @@ def test_no_command_is_forgotten() -> None:
 
 
 @pytest.fixture
-def heads() -> Iterator[Callable[[Head], Manifest]]:
+def heads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Head], Manifest]]:
+    # `dashboard` would wait until it is interrupted.
+    monkeypatch.setattr(nodes, "_say_url", lambda fleet, url: print(fleet, url))
     with starting() as start:
         yield start
 
 
 @pytest.mark.parametrize("make", [hostile, refusing], ids=["answers", "refuses"])
-@pytest.mark.parametrize("name", ASKING)
+@pytest.mark.parametrize("name", NAMES)
 def test_commands_show_nothing_that_a_terminal_obeys(
     heads: Callable[[Head], Manifest],
     tmp_path: Path,
@@ -221,6 +229,23 @@ def test_commands_show_nothing_that_a_terminal_obeys(
     assert OBEYED.search(text) is None, repr(text)
     if arguments[0] == "fleet.json" and name not in ("ssh", "manifest", "mig plan", "mig advise", "jobs keep"):
         assert head.asked and text
+
+
+# What programs print.
+WHOLE = {"exec", "logs", "jobs logs", "jobs result"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_commands_cut_long_lines(
+    heads: Callable[[Head], Manifest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "fleet.json").write_text(json.dumps(heads(hostile(LONG)).to_json()))
+    (tmp_path / "script.py").write_text("")
+    arguments = ["fleet.json" if each == FLEET else each for each in ASKING[name]]
+    _, text = shown(monkeypatch, *name.split(), *arguments, terminal=name != "top")
+    assert "defect of skyinfra" not in text
+    assert (LONGEST + 1) * "x" not in text or name in WHOLE
 
 
 @pytest.mark.parametrize("terminal", [True, False], ids=["terminal", "pipe"])
@@ -381,6 +406,7 @@ def test_names_of_characters() -> None:
     assert printable("\x1b[31m\x9b\r\r\n\u202e\U000e0041\udcff") == r"\x1b[31m\x9b\r" + "\n" + r"\u202e\U000e0041\udcff"
     assert printable("ab\nabcdef", 3) == "ab\nabc… (3 more characters)"
     assert program_output("\x1b[1mx\x1b[2K\b\r\x1b[1A\x1b]0;t\x07") == "\x1b[1mx\x1b[2K\b\r\\x1b[1A\\x1b]0;t\\x07"
+    assert coloured("\x1b[1;31mx\x1b[0m\ty\n\x1b[2K\b\r\x1b[2J") == "\x1b[1;31mx\x1b[0m\ty\n\\x1b[2K\\x08\\r\\x1b[2J"
     assert undressed("\x1b[1m10%\r20%\x1b[0m\r\n\x1b[2J") == "10%\n20%\n\\x1b[2J"
 
 

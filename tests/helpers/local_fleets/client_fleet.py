@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import sys
+import time
 from collections.abc import Sequence
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
@@ -35,6 +36,16 @@ class OtherScheduler(FleetScheduler):
     """A scheduler that claims to run other versions."""
 
     claims: dict[str, str] = {}  # noqa: RUF012
+    # When it saw that a client left, with its tasks, and when it ended a task; the call ``test_ends``.
+    ends: list[tuple[list[str], float]] = []  # noqa: RUF012
+
+    def _end_later(self, client):
+        self.ends.append(([str(task.key) for task in self.clients[client].wants_what], time.monotonic()))
+        super()._end_later(client)
+
+    def abandon(self, worker, key, *, cancelled=False):
+        self.ends.append(([key], time.monotonic()))
+        super().abandon(worker, key, cancelled=cancelled)
 
     def identity(self, n_workers=-1):
         found = super().identity(n_workers)
@@ -122,6 +133,7 @@ async def serve(config: dict) -> None:
     scheduler.handlers["test_kept"] = scheduler.kept
     scheduler.handlers["test_secrets"] = lambda: sum(map(len, scheduler._secrets._values.values()))
     scheduler.handlers["test_forget_secrets"] = lambda: scheduler._secrets._values.clear()
+    scheduler.handlers["test_ends"] = lambda: scheduler.ends
     scheduler.handlers["test_size"] = scheduler.sized
     scheduler.declared_secrets = config.get("secrets", {})
     nannies = [

@@ -28,8 +28,9 @@ KILLERS = 2
 # A node starts a task three times that ends its worker process, see `skyinfra.worker.attempts`.
 ATTEMPTS = 3
 GIL_S = 40
-# The tasks of a client that is gone are stopped after 45 s: it may come back until then.
-ABANDONED_S = 90.0
+# The tasks of a client that is killed are ended 5 s after its connection closed, see tests/client/test_client_ends.py
+# for the clock of the head. For all else, this is the patience.
+ABANDONED_S = 40.0
 
 
 def test_innocent_tasks_do_not_die_of_their_neighbours(fleet: Fleet, tmp_path: Path) -> None:
