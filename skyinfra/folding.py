@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len
 from rich.text import Text
 
+from skyinfra.errors.printable import printable
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -31,7 +33,7 @@ def say(out: Console, text: Text) -> None:
     for line in sentences(text, out.width if out.is_terminal else sys.maxsize):
         if "\t" in line.plain and not out.is_terminal:
             # Rich would print spaces.
-            out.file.write(f"{line.plain}\n")
+            out.file.write(f"{printable(line.plain, None)}\n")
         else:
             out.print(line, soft_wrap=True)
 

@@ -43,7 +43,6 @@ ALLOWED: dict[str, set[str]] = {
     "readings": {"gpu", "node", "protocol", "worker"},
     "runner": {
         "blobs",
-        "console",
         "desired",
         "doctor",
         "drain",
@@ -226,6 +225,7 @@ def test_rooms_import_only_what_the_table_allows(path: Path) -> None:
         if here in ("__init__", "cli") or there in (here, "errors", "__init__", "pack"):
             continue
         assert there in ALLOWED[here], f"{here} must not import {there}"
+        assert here not in TRAVELS or there in TRAVELS, f"{here} travels to nodes; {there} does not"
 
 
 @pytest.mark.parametrize("path", [path for path in SOURCES if room(path) in ("client", "tasks")], ids=str)
@@ -299,6 +299,23 @@ def test_the_runner_carries_every_room_that_travels() -> None:
     from skyinfra.node import code
 
     assert set(code.ROOMS) == TRAVELS
+
+
+def test_the_runner_starts_with_what_travels_alone(tmp_path: Path) -> None:
+    from skyinfra.node import code
+
+    for name, content in code.sources():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "skyinfra.runner", "--help"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.fspath(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "") and "usage: skyinfra-runner" in done.stdout
 
 
 def test_every_room_stands_in_the_table_of_the_architecture() -> None:

@@ -21,8 +21,8 @@ def main() -> None:
     import typer
 
     from skyinfra.cli.app import app
-    from skyinfra.console import guarded
     from skyinfra.errors import SkyinfraError
+    from skyinfra.errors.streams import guarded
     from skyinfra.terminal import screen
 
     # As an exception, so that what a command has begun, such as a script on a slot, is ended with it.

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from skyinfra.console import write_output
 from skyinfra.errors import DeclarationError, InvalidField
 from skyinfra.errors.peers import meant
+from skyinfra.errors.streams import write_output
 from skyinfra.terminal import help as helping
 from skyinfra.terminal import screen
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import sys
 import time
 from collections.abc import Callable, Collection
 from types import TracebackType
@@ -15,6 +16,7 @@ from rich.text import Text
 from skyinfra import folding
 from skyinfra.console import console as clean_console
 from skyinfra.console import is_one_terminal
+from skyinfra.errors.printable import printable
 from skyinfra.terraform.text import Event
 
 if TYPE_CHECKING:
@@ -165,8 +167,14 @@ class Line:
 
 
 def say(text: str) -> None:
-    """Says a sentence on stderr, that of a notebook too."""
-    folding.say(clean_console(to_stderr=True, force_jupyter=False), Text(text))
+    """Says a sentence on stderr, that of a notebook too.
+
+    Not by its console: a line that moves has taken the stream, and writes what others do above it.
+    """
+    console = clean_console(to_stderr=True, force_jupyter=False)
+    width = console.width if console.is_terminal else sys.maxsize
+    sys.stderr.writelines(f"{line.plain}\n" for line in folding.sentences(Text(printable(text, None)), width))
+    sys.stderr.flush()
 
 
 def short(address: str) -> str:

@@ -77,16 +77,17 @@ function drawNode(node) {
   write(title.lastChild, [node.machine, node.zone, node.head ? "head" : null].filter(Boolean).join(", "));
   write(bad, node.problem || "");
   write(missing, node.missing.length ? `to come: ${node.missing.join(", ")}` : "");
-  // While a layout changes, a GPU may have no slot, and the fleet says nothing of it: its row stays while slots are to come.
+  // While a layout changes or a process starts anew, a GPU may have no slot, and the fleet says nothing of it: its row stays
+  // while slots are to come.
   const gone = node.missing.length ? card.shown.filter((last) => isKnown(last.gpu) && !node.gpus.some((gpu) => gpu.gpu === last.gpu)) : [];
   card.shown = [...node.gpus, ...gone.map((gpu) => ({ ...gpu, slots: [] }))].sort((one, other) => (one.gpu ?? Infinity) - (other.gpu ?? Infinity));
   put(gpus, card.shown.map((gpu) => {
     const called = isKnown(gpu.gpu) ? `GPU ${gpu.gpu} ${gpu.accelerator || ""}` : "CPU";
     if (!card.gpus.has(called)) card.gpus.set(called, made("div", { class: "gpu" }, made("span", { class: "pale" }, called), made("div", { class: "bar" })));
-    write(card.gpus.get(called).firstChild, gpu.slots.length ? called : `${called}: its layout changes`);
+    write(card.gpus.get(called).firstChild, gpu.slots.length ? called : `${called}: no slot now`);
     const row = card.gpus.get(called).lastChild, drawn = gpu.slots.map(drawSlot), slots = [...row.querySelectorAll("button")];
     if (drawn.length !== slots.length || drawn.some((each, number) => each !== slots[number])) row.replaceChildren(...placed(gpu.slots, gpu.units, drawn));
-    if (isKnown(gpu.gpu)) noteLayout(node.name, gpu);
+    if (isKnown(gpu.gpu) && gpu.slots.length) noteLayout(node.name, gpu);
     return card.gpus.get(called);
   }));
   return card.element;

@@ -15,11 +15,11 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from skyinfra.console import guarded, write_output
 from skyinfra.doctor import cli as doctor_cli
 from skyinfra.drain import cli as drain_cli
 from skyinfra.errors import InvalidField, NotSupported, SkyinfraError
 from skyinfra.errors.printable import printable
+from skyinfra.errors.streams import guarded, write_output
 from skyinfra.node import code, detach, watchdog
 from skyinfra.node.folder import NodeDirectory, Status, appending
 from skyinfra.node.node import directory_of

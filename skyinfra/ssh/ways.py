@@ -41,7 +41,8 @@ def ssh_line(manifest: Manifest, node: ManifestNode, command: Sequence[str], *, 
     at = f"{way.login.user}@" if way.login.user else ""
     remote = [shlex.join(command)] if command else []
     # ssh refuses a command beside one of the configuration, such as `tmux attach` for all hosts.
-    alone = ["-o", "RemoteCommand=none"] if command else []
+    # That before 7.6 knows no such option.
+    alone = ["-o", "IgnoreUnknown=RemoteCommand", "-o", "RemoteCommand=none"] if command else []
     terminal = ["-t"] if command and sys.stdin.isatty() else []
     proxy = ["-o", f"ProxyCommand={shlex.join(way.proxy)}"] if way.proxy else []
     # Behind the dashes is neither an option, and ssh takes no dashes out of the command there.

@@ -21,8 +21,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol, TextIO
 
-from skyinfra.console import console, is_one_terminal, write_output
+from skyinfra.console import console, is_one_terminal
 from skyinfra.errors.printable import printable
+from skyinfra.errors.streams import write_output
 from skyinfra.notebook import cells
 
 # Called with the slot, such as ``n0/1``, and a line that a task printed there, without its end.

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from skyinfra import folding
 from skyinfra.console import console as clean_console
-from skyinfra.errors.printable import printable
+from skyinfra.errors.printable import LONGEST, printable
 from skyinfra.terminal import screen
 
 if TYPE_CHECKING:
@@ -66,11 +66,12 @@ def console(*, to_stderr: bool = False) -> Console:
 
 def say(*pieces: Piece, to_stderr: bool = False) -> None:
     """Prints sentences, folded between words where a terminal shows them; commands in them stay whole."""
-    text = Text()
+    out, text = console(to_stderr=to_stderr), Text()
     for piece, style in ((each, "") if isinstance(each, str) else each for each in pieces):
-        text.append(printable(piece), style)
+        # Programs read all of it.
+        text.append(printable(piece, LONGEST if out.is_terminal else None), style)
     text.highlight_regex(_COMMAND, "cyan")
-    folding.say(console(to_stderr=to_stderr), text)
+    folding.say(out, text)
 
 
 class FittingTable(Table):

@@ -270,7 +270,7 @@ def test_a_layout_change_is_drawn_as_it_happens(chromium: Any) -> None:
         found.again()
         page.wait_for_selector("[data-slot='n1/0']", state="detached", timeout=PATIENCE_MS)
         rows = page.locator("[data-node=n1] .gpu")
-        assert rows.all_inner_texts()[0] == "GPU 0 H100: its layout changes", "it stays, and stays the first"
+        assert rows.all_inner_texts()[0] == "GPU 0 H100: no slot now", "it stays, and stays the first"
         assert rows.count() == 2 and rows.nth(1).inner_text().startswith("GPU 1 H100\n")
         assert page.locator(".gpu").first.locator("[data-slot]").count() == 0
         page.locator("[data-slot='n1/2']").focus()
@@ -292,6 +292,19 @@ def test_a_layout_change_is_drawn_as_it_happens(chromium: Any) -> None:
         found.again()
         page.wait_for_selector("[data-slot='n1/4']", state="detached", timeout=PATIENCE_MS)
         assert rows.count() == 1 and rows.inner_text().startswith("GPU 1 H100\n")
+
+
+def test_a_process_that_starts_anew_is_no_change_of_a_layout(chromium: Any) -> None:
+    fleet = StillFleet([*slots_of("n1", [HALVES, HALVES])])
+    first, second = fleet.slots[:2], fleet.slots[2:]
+    with shown(chromium, LiveFleet(fleet)) as found:
+        fleet.slots, fleet.promised = second, {"n1": tuple(slot.slot for slot in [*first, *second])}
+        found.again()
+        found.page.wait_for_selector("text=GPU 0 H100: no slot now", timeout=PATIENCE_MS)
+        fleet.slots, fleet.promised = [*first, *second], {}
+        found.again()
+        found.page.wait_for_selector("[data-slot='n1/0']", timeout=PATIENCE_MS)
+        assert found.page.locator("#seen li").count() == 0
 
 
 # What is kept --------------------------------------------------------------------------------------------------------

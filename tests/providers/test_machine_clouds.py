@@ -443,3 +443,6 @@ def test_machines_of_crusoe() -> None:
         selected(access(sky.Crusoe), accelerator="L40S", disk_gb=500)
     [known] = refusals([("module.train.crusoe_compute_instance.node", "out_of_stock: the VM type is out of stock")])
     assert known.cause == "CapacityUnavailable"
+    # The provider prints the message alone.
+    [known] = refusals([("module.train.crusoe_compute_instance.node", "Failed to create: the VM type is out of stock")])
+    assert known.cause == "CapacityUnavailable"

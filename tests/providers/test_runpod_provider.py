@@ -128,6 +128,8 @@ def test_nothing_interruptible_is_listed() -> None:
         ("Failed to get pod ID from response. Status: 402, Body: {}", "QuotaExceeded"),
         ("Failed to get pod ID from response. Status: 403, Body: {}", "CloudPermissionDenied"),
         ("Failed to delete pod (status: 429): {}", "CloudThrottled"),
+        # As a version of the provider prints the body.
+        ("Failed to get pod ID from response: map[status:402 title:Payment Required]", "QuotaExceeded"),
     ],
 )
 def test_what_the_api_says_is_known(said: str, cause: str) -> None:

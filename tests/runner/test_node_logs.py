@@ -263,7 +263,7 @@ def test_how_a_shell_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ways, "_answers", lambda address: address in reached)
     assert ways.ssh_line(fleet, head, (), user="ubuntu") == ["ssh", "--", "ubuntu@203.0.113.1"]
     # A command of the person's own configuration is none of a line that has one: ssh refuses two.
-    alone = ("-o", "RemoteCommand=none")
+    alone = ("-o", "IgnoreUnknown=RemoteCommand", "-o", "RemoteCommand=none")
     assert ways.ssh_line(fleet, other, ("ls", "a b"), user="me") == [
         *("ssh", *alone, "-J", "me@203.0.113.1", "--", "me@10.0.0.2", "ls 'a b'")
     ]

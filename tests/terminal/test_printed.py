@@ -24,13 +24,14 @@ from rich.markup import escape
 from rich.progress import Progress
 
 import skyinfra as sky
-from skyinfra import cli, console, page
+from skyinfra import cli, page
 from skyinfra.cli import app as commands
 from skyinfra.cli import nodes, status
 from skyinfra.cli.options import write
 from skyinfra.client import open_questions
 from skyinfra.deploy.fleet_status import fleet_status
 from skyinfra.deploy.spending import pool_spent, priced_hours, summed
+from skyinfra.errors import streams
 from skyinfra.errors.printable import LONGEST, coloured, printable, program_output, undressed
 from skyinfra.notebook import pictures
 from skyinfra.protocol import questions, readings, services
@@ -258,7 +259,7 @@ def test_a_stack_of_such_fleets(
     spent = pool_spent("stack/pool", [priced_hours(FleetHours.read(hours(HOSTILE)), choices, manifest)])
     screen = Screen(terminal=terminal)
     monkeypatch.setattr(sys, "stdout", screen)
-    with console.guarded():
+    with streams.guarded():
         show_spent([summed("stack", [spent])], None)
         status._print_stack({"stack": "stack", "pools": [found], "standing": None})
     assert "stack/pool" in screen.text and OBEYED.search(screen.text) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 import threading
 import time
@@ -16,11 +17,14 @@ import pytest
 from front_ends.on_terminal import on_terminal, plain
 from local_fleets.client_fixtures import Fleet, eventually
 from rich.console import Console
+from rich.text import Text
 
+from skyinfra import folding
 from skyinfra.client import Pool, run_script
 from skyinfra.client.script import say_that_it_waits
-from skyinfra.deploy.reporting import Line, Reporter
-from skyinfra.terminal import progress
+from skyinfra.console import console
+from skyinfra.deploy.reporting import Line, Reporter, say
+from skyinfra.terminal import progress, tables
 from skyinfra.terraform.text import Event
 
 
@@ -66,6 +70,26 @@ def test_the_line_of_a_block_is_plain_lines_elsewhere() -> None:
     first, last = out.getvalue().splitlines()
     assert first == "session: deploying 1 node of local, H100:1 (simulated) ..."
     assert last.startswith("session: ready, 1 node with 1 slot (")
+
+
+def test_a_sentence_stands_above_the_line_that_changes() -> None:
+    program = (
+        "import time\nfrom skyinfra.deploy.reporting import Line, say\n"
+        "with Line('session') as line:\n    line.begin('deploying')\n    say('session: its nodes end themselves')\n"
+    )
+    _, text = on_terminal(program=("-c", program))
+    assert re.search(r"(\r|\x1b\[2K|^)session: its nodes end themselves\n", text), text
+
+
+def test_what_a_message_holds_is_obeyed_by_no_log(capsys: pytest.CaptureFixture[str]) -> None:
+    say("a\tb \x1b[31mred")
+    folding.say(console(to_stderr=True), Text("a\tb \x1b[31mred"))
+    assert capsys.readouterr().err == "a\tb \\x1b[31mred\n" * 2
+
+
+def test_programs_read_whole_sentences(capsys: pytest.CaptureFixture[str]) -> None:
+    tables.say("x" * 5000)
+    assert capsys.readouterr().out == "x" * 5000 + "\n"
 
 
 class Terminal(io.StringIO):

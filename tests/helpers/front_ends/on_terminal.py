@@ -20,15 +20,23 @@ _CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 def on_terminal(
-    *arguments: str, columns: int = 80, folder: Path | None = None, keys: str = "", **environment: str
+    *arguments: str,
+    columns: int = 80,
+    folder: Path | None = None,
+    keys: str = "",
+    program: Sequence[str] = ("-m", "skyinfra.cli"),
+    **environment: str,
 ) -> tuple[int, str]:
-    """Runs ``skyinfra ARGUMENTS`` on a terminal of so many *columns*, types *keys*; returns exit code and output."""
+    """Runs ``skyinfra ARGUMENTS`` on a terminal of so many *columns*, types *keys*; returns exit code and output.
+
+    program: another one, as Python takes it.
+    """
     main, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     kept = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
     settings = {**kept, "TERM": "xterm-256color", "PYTHONPATH": python_path(), **environment}
     settings["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{settings.get('PATH', os.defpath)}"
-    command = [sys.executable, "-m", "skyinfra.cli", *arguments]
+    command = [sys.executable, *program, *arguments]
     process = subprocess.Popen(
         command, stdin=terminal, stdout=terminal, stderr=terminal, cwd=folder, env=settings, start_new_session=True
     )
