@@ -301,23 +301,6 @@ def test_the_runner_carries_every_room_that_travels() -> None:
     assert set(code.ROOMS) == TRAVELS
 
 
-def test_the_runner_starts_with_what_travels_alone(tmp_path: Path) -> None:
-    from skyinfra.node import code
-
-    for name, content in code.sources():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(content)
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "skyinfra.runner", "--help"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": os.fspath(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, "") and "usage: skyinfra-runner" in done.stdout
-
-
 def test_every_room_stands_in_the_table_of_the_architecture() -> None:
     text = (PACKAGE.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
     rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]

@@ -75,7 +75,10 @@ lingers() {
       user=${place#*/run/user/}
       user=${user%%/*}
       status=0
-      ssh -n -o IgnoreUnknown=RemoteCommand -o BatchMode=yes -o RemoteCommand=none -o ConnectTimeout=10 "$machine" \
+      # One before 7.6 knows no such option.
+      alone=
+      ! ssh -G "$machine" 2>/dev/null | grep -q '^remotecommand ' || alone="-o RemoteCommand=none"
+      ssh -n -o BatchMode=yes $alone -o ConnectTimeout=10 "$machine" \
         "test ! -d /run/systemd/system || test -f /var/lib/systemd/linger/\$(getent passwd $user | cut -d: -f1)" >/dev/null 2>&1 || status=$?
       # Any other one is of an ssh that does not get there, as Podman may by ways of its own.
       [ "$status" != 1 ] || fail "host: containers of the user $user end with its last login: run \`loginctl enable-linger $user\` there (given: $HOST)"

@@ -158,6 +158,8 @@ _NUMBER = re.compile(r"<(\d+)>")
 # Where they are so many, others count MiB.
 _MIB = {"memory", "mem", "ram", "memory_mb"}
 _LEAST_MIB = 1024
+# So many are bytes, which Ray counts.
+_LEAST_BYTES = 2**26
 
 
 def meant(name: str, of: str, known: Collection[str] | None = (), given: object = None) -> str:
@@ -173,8 +175,9 @@ def meant(name: str, of: str, known: Collection[str] | None = (), given: object 
         if name not in theirs.split() or (known is not None and option.isidentifier() and option not in known):
             continue
         if number is not None and name in _MIB and number >= _LEAST_MIB and _NUMBER.search(written):
-            ours = _NUMBER.sub(f"{number / 1024:.12g}", written.partition(",")[0])
-            return f"{name}={number:.12g}, in MiB, is {ours} here, in GB"
+            unit, size = ("bytes", 2**30) if number >= _LEAST_BYTES else ("MiB", 1024)
+            ours = _NUMBER.sub(f"{number / size:.12g}", written.partition(",")[0])
+            return f"{name}={number:.12g}, in {unit}, is {ours} here, in GB"
         written = _NUMBER.sub(r"\1" if number is None else f"{number:.12g}", written)
         if known is None:
             return f"It is, here: {written}"

@@ -12,7 +12,7 @@ from typing import Any
 from skyinfra.deploy.last_run import last_run
 from skyinfra.errors import MissingDependency, ProjectError, StrayMachine, TerraformFailed, TerraformNotFound
 from skyinfra.failover.live_places import at_place
-from skyinfra.preflight.existing import Existing, outside
+from skyinfra.preflight.existing import Existing, is_asked, outside
 from skyinfra.preflight.pool_inputs import log_in_otherwise, logins
 from skyinfra.preflight.rest import Unanswered
 from skyinfra.providers import machines_of, read
@@ -75,7 +75,8 @@ def strays(stack: SynthesizedStack, say: Callable[[str], object]) -> Iterator[tu
                 continue
             fleet = f"{stack.name}/{pool['name']}"
             try:
-                if arguments := logins(read(place["provider"]), _block(stack, pool, place)):
+                arguments = logins(read(place["provider"]), _block(stack, pool, place))
+                if arguments and is_asked(place["provider"]):
                     raise Unanswered("credentials", log_in_otherwise(arguments))
                 found = outside(stack.name, at_place(pool, place), mine)
             except (Unanswered, MissingDependency) as error:

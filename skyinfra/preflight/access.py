@@ -24,8 +24,13 @@ def check_credentials(api: Api) -> Finding:
 
 def check_account(api: Api, inputs: PoolInputs) -> Finding | None:
     """Returns the finding for credentials of an account that the provider block of the pool does not allow."""
-    account = api.ask("sts", "get_caller_identity")["Account"] if inputs.accounts else ""
-    if account in inputs.accounts or not inputs.accounts:
+    if not inputs.accounts:
+        return None
+    try:
+        account = api.ask("sts", "get_caller_identity")["Account"]
+    except CallFailed:
+        return None  # `check_credentials` says it
+    if account in inputs.accounts:
         return None
     return failed(
         f"the credentials are of the account {account}, and the pool is declared in {' or '.join(inputs.accounts)}",

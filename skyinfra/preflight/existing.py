@@ -33,6 +33,15 @@ class Existing:
     end: str
 
 
+def is_asked(provider: str) -> bool:
+    """Returns whether that provider can be asked for machines that no state has.
+
+    Others refuse a second one of a name.
+    """
+    table = read(provider).preflight
+    return table is not None and (table.existing is not None or table.module == "skyinfra.preflight.aws")
+
+
 def outside(
     stack: str,
     pool: Mapping[str, Any],

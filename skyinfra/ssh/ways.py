@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shlex
 import socket
+import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -40,13 +42,22 @@ def ssh_line(manifest: Manifest, node: ManifestNode, command: Sequence[str], *, 
         return None
     at = f"{way.login.user}@" if way.login.user else ""
     remote = [shlex.join(command)] if command else []
-    # ssh refuses a command beside one of the configuration, such as `tmux attach` for all hosts.
-    # That before 7.6 knows no such option.
-    alone = ["-o", "IgnoreUnknown=RemoteCommand", "-o", "RemoteCommand=none"] if command else []
+    alone = ["-o", "RemoteCommand=none"] if command and _has_command(f"{at}{way.address}") else []
     terminal = ["-t"] if command and sys.stdin.isatty() else []
     proxy = ["-o", f"ProxyCommand={shlex.join(way.proxy)}"] if way.proxy else []
     # Behind the dashes is neither an option, and ssh takes no dashes out of the command there.
     return ["ssh", *alone, *terminal, *way.login.options, *proxy, "--", f"{at}{way.address}", *remote]
+
+
+def _has_command(host: str) -> bool:
+    """Returns whether the configuration of ssh has a command for *host*, such as `tmux attach`: it refuses another one.
+
+    One before 7.6 knows no such option.
+    """
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        found = subprocess.run(["ssh", "-G", "--", host], capture_output=True, text=True, timeout=5, check=False)
+        return any(line.startswith("remotecommand ") for line in found.stdout.splitlines())
+    return False
 
 
 def _open_way(manifest: Manifest, node: ManifestNode, user: str | None) -> Way | None:

@@ -141,7 +141,9 @@ class _Process:
             listener.start()
             scripts.stream(process, self._place.topic, self._place.run_id)
             code = process.wait()
-            # What the rank started and left behind may hold its end of the pipe.
+            # What the rank started and left behind may hold its end of the pipe. What the node does now takes no time
+            # of the task.
+            self._forget_timers()
             self._kill()
             listener.join(_LAST_WORDS_S)
             if code > 0 and not (self._begun or self._over):
@@ -213,6 +215,8 @@ class _Process:
             self._head.wait(self._head.report(ok=True))
         last: tuple[str, ...] = ()
         if not ok and self._outcome is None and not self._place.topic:
+            # Where it has secrets, what it printed comes into its file, masked, that much later.
+            time.sleep(2 * secrets.EVERY_S)
             masker = secrets.of_process()
             last = tuple(map(masker.text, attempts.last_lines(self._head.key)))
         return RankEnd(self._outcome, code if self._work.call is None or self._outcome is None else None, ok, last)
@@ -240,7 +244,7 @@ class _Process:
         self._late = True
         self._head.start(self._head.report())
         cancellation.signal_group(self._group, signal.SIGTERM)
-        self._after(cancellation.GRACE_S, self._kill)
+        self._after(PROGRAM_GRACE_S if self._work.call is None else cancellation.GRACE_S, self._kill)
 
     def _after(self, seconds: float | None, action: Callable[[], object]) -> None:
         if seconds is not None:

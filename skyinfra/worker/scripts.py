@@ -66,6 +66,7 @@ def script(source: bytes, name: str, args: list[str], env: dict[str, str], topic
         with program(key, command, cwd=place.folder, env=env, piped=bool(topic)) as (process, group):
             short = stream(process, topic, run_id)
             code = process.wait()
+            cancellation.relieve(key)
             if code and short and (cause := shortage.of_line(short)):
                 get_worker().log_event(topic, ["lines", run_id, [[STREAM, cause]]])
             # What it left behind writes no more.

@@ -32,7 +32,7 @@ _SHORTEST_SURE = 8
 # Halves of pairs of surrogates; the others stand for bytes that are no UTF-8.
 _HALVES = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 # Seconds between two reads of the output of a task.
-_EVERY_S = 0.05
+EVERY_S = 0.05
 _CHUNK = 256 * 1024
 # Where the output of a task is before it is masked, in a file with the key of the task in its name, and how much room
 # has to be there.
@@ -246,7 +246,7 @@ class Funnel:
             self._file.unlink(missing_ok=True)
 
     def _run(self) -> None:
-        while not self._over.wait(_EVERY_S):
+        while not self._over.wait(EVERY_S):
             self._advance()
         self._advance(final=True)
 

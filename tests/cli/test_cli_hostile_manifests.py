@@ -59,6 +59,7 @@ SHOWN = {"machine_type", "accelerator", "profile", "secret"}
 # written here, and where its words come from elsewhere, tested below.
 STARTS = {
     "cli/execute.py": "ssh, aws, gcloud: names, addresses, users of the manifest: tested below",
+    "ssh/ways.py": "ssh -G: addresses and users of the manifest, behind its dashes: tested below",
     "port_forward.py": "ssh, aws, gcloud: targets of the manifest: tested below",
     "deploy/missing_nodes.py": "node.sh: the variables that the state has: tests/deploy/test_lost.py",
     "deploy/upgrade.py": "the runner of this machine: the stack's folder",

@@ -121,6 +121,13 @@ def test_a_block_that_logs_in_by_itself_is_not_asked_as_somebody_else(
     assert not cloud.asked
 
 
+def test_of_a_cloud_that_nobody_asks_nothing_is_said(tmp_path: Path) -> None:
+    found = stack(tmp_path, sky.GCP(provider="google.mine"))
+    state(tmp_path, BEGUN)
+    block = {"alias": "mine", "credentials": "${var.key}"}
+    assert said(dataclasses.replace(found, providers={**found.providers, "google": [block]})) == []
+
+
 @pytest.mark.parametrize("answer", [401, 500, b"<html>"])
 def test_a_cloud_that_does_not_say_stops_no_deploy(tmp_path: Path, cloud: Rest, answer: Any) -> None:
     found = stack(tmp_path)

@@ -21,9 +21,10 @@ from typer.testing import CliRunner
 
 import skyinfra as sky
 from skyinfra.cli.app import app
-from skyinfra.preflight import preflight
+from skyinfra.preflight import api, aws, preflight
 from skyinfra.preflight.api import ATTEMPTS
 from skyinfra.preflight.aws import ACTIONS, check_place
+from skyinfra.preflight.pool_inputs import PoolInputs
 from skyinfra.terminal.reports import show_report
 
 Make = Callable[..., sky.ComputePool]
@@ -32,6 +33,29 @@ Make = Callable[..., sky.ComputePool]
 def credentials(cloud: Cloud, *pools: sky.ComputePool) -> Any:
     """The line of the credentials, which is the only one where they do not serve."""
     return cloud.line("credentials", *pools)
+
+
+def test_an_account_that_nobody_tells_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(*_: object, **__: object) -> Any:
+        raise api.CallFailed("throttled", "Throttling", "sts:GetCallerIdentity", "Rate exceeded")
+
+    monkeypatch.setattr(api.Api, "ask", ask)
+    inputs = PoolInputs(
+        stack="s",
+        pool="p",
+        region="us-east-1",
+        profile=None,
+        nodes=1,
+        machine_types=("g6.xlarge",),
+        grouped=False,
+        spot=False,
+        spot_max_price=None,
+        max_hourly_cost=None,
+        zones=(),
+        accounts=("123456789012",),
+    )
+    [line] = aws.check_pools([inputs], session=object(), checks=())["p"]
+    assert (line.check, line.result) == ("credentials", "warn")
 
 
 def test_whose_the_credentials_are(cloud: Cloud, pool: Make) -> None:

@@ -167,6 +167,19 @@ class Circular(dict[str, Any]):
         self["self"] = self
 
 
+class Tensor:
+    """Says what does not travel, as one of PyTorch with a grad_fn."""
+
+    def __init__(self, grad: str = "grad_fn=<Mul>") -> None:
+        self.grad = grad
+
+    def __reduce__(self) -> tuple[type[Tensor], tuple[str]]:
+        return Tensor, ("requires_grad=True",)
+
+    def __repr__(self) -> str:
+        return f"tensor(3., {self.grad})"
+
+
 def raised(error: BaseException) -> BaseException:
     try:
         raise error
@@ -266,6 +279,13 @@ def test_what_is_in_its_slots_arrives_too() -> None:
     assert isinstance(there, OfPath) and (there.errno, there.filename) == (2, "/nowhere")
     there = arrived(Slotted(3))
     assert isinstance(there, Slotted) and (there.extra, there._Slotted__hidden) == (3, 7)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("diverged", Tensor()), AssertionError(Tensor()), ValueError({"loss": Tensor()})]
+)
+def test_what_its_arguments_say_of_themselves_is_not_compared(error: BaseException) -> None:
+    assert type(arrived(raised(error))) is type(error)
 
 
 @pytest.mark.parametrize(

@@ -263,10 +263,18 @@ def test_how_a_shell_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ways, "_answers", lambda address: address in reached)
     assert ways.ssh_line(fleet, head, (), user="ubuntu") == ["ssh", "--", "ubuntu@203.0.113.1"]
     # A command of the person's own configuration is none of a line that has one: ssh refuses two.
-    alone = ("-o", "IgnoreUnknown=RemoteCommand", "-o", "RemoteCommand=none")
+    alone = ("-o", "RemoteCommand=none")
+    asked: list[str] = []
+
+    def configured(host: str) -> bool:
+        asked.append(host)
+        return True
+
+    monkeypatch.setattr(ways, "_has_command", configured)
     assert ways.ssh_line(fleet, other, ("ls", "a b"), user="me") == [
         *("ssh", *alone, "-J", "me@203.0.113.1", "--", "me@10.0.0.2", "ls 'a b'")
     ]
+    assert asked == ["me@10.0.0.2"]
     reached.clear()
     assert ways.ssh_line(fleet, other, (), user="ubuntu") is None
     host = replace(head, ssh=Login())
@@ -295,6 +303,18 @@ def test_how_a_shell_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     assert plain is not None and plain[-1] == "me@p-1"
     behind = replace(manifest("vastai"), via=Via("ssh", "you@gate", port=2200))
     assert ways.ssh_line(behind, other, (), user=None) == ["ssh", "-J", "you@gate:2200", "--", "10.0.0.2"]
+    monkeypatch.setattr(ways, "_has_command", lambda _: False)
+    assert ways.ssh_line(fleet, host, ("ls",), user=None) == ["ssh", *options, "--", "me@203.0.113.1", "ls"]
+
+
+@pytest.mark.parametrize(("said", "has"), [("remotecommand tmux attach", True), ("user me", False)])
+def test_a_command_of_the_configuration_is_asked_of_ssh(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, has: bool
+) -> None:
+    (tmp_path / "ssh").write_text(f'#!/bin/sh\n[ "$*" = "-G -- me@gpu1" ] && echo "{said}"\n')
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert ways._has_command("me@gpu1") is has
 
 
 def test_a_shell_by_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
