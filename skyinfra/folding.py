@@ -33,7 +33,7 @@ def say(out: Console, text: Text) -> None:
     for line in sentences(text, out.width if out.is_terminal else sys.maxsize):
         if "\t" in line.plain and not out.is_terminal:
             # Rich would print spaces.
-            out.file.write(f"{printable(line.plain, None)}\n")
+            out.file.write(printable(line.plain, None) + "\n")
         else:
             out.print(line, soft_wrap=True)
 

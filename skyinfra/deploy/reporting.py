@@ -172,8 +172,11 @@ def say(text: str) -> None:
     Not by its console: a line that moves has taken the stream, and writes what others do above it.
     """
     console = clean_console(to_stderr=True, force_jupyter=False)
-    width = console.width if console.is_terminal else sys.maxsize
-    sys.stderr.writelines(f"{line.plain}\n" for line in folding.sentences(Text(printable(text, None)), width))
+    shown, width = Text(printable(text, None)), sys.maxsize
+    if console.is_terminal:
+        shown.expand_tabs(8)
+        width = console.width
+    sys.stderr.write("".join(line.plain + "\n" for line in folding.sentences(shown, width)))
     sys.stderr.flush()
 
 

@@ -99,7 +99,11 @@ function noteLayout(node, gpu) {
   const before = layouts.get(key), same = before && JSON.stringify(before.slots) === JSON.stringify(now);
   if (before && !same) {
     const last = seen.find((each) => each.key === key), at = Date.now() / 1000;
-    if (last && at - last.at < TOGETHER_S) Object.assign(last, { after: now, at });
+    if (last && at - last.at < TOGETHER_S) {
+      Object.assign(last, { after: now, at });
+      // A process that started anew has changed nothing.
+      if (JSON.stringify(last.before) === JSON.stringify(now)) seen.splice(seen.indexOf(last), 1);
+    }
     else seen.unshift({ key, node, gpu: gpu.gpu, units: gpu.units || before.units, before: before.slots, after: now, at });
     seen.splice(10);
   }

@@ -237,7 +237,7 @@ class _Process:
             self._after(PROGRAM_GRACE_S, self._kill)
         elif first == self._place.rank:
             self._after(_LAST_WORDS_S, self._kill)
-        else:
+        elif not self._late:  # that one has a grace of its own
             self._kill()
 
     def _too_late(self) -> None:

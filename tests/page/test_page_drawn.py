@@ -298,7 +298,11 @@ def test_a_process_that_starts_anew_is_no_change_of_a_layout(chromium: Any) -> N
     fleet = StillFleet([*slots_of("n1", [HALVES, HALVES])])
     first, second = fleet.slots[:2], fleet.slots[2:]
     with shown(chromium, LiveFleet(fleet)) as found:
-        fleet.slots, fleet.promised = second, {"n1": tuple(slot.slot for slot in [*first, *second])}
+        promised = tuple(slot.slot for slot in [*first, *second])
+        fleet.slots, fleet.promised = [*first[:1], *second], {"n1": promised}
+        found.again()
+        found.page.wait_for_selector("[data-slot='n1/1']", state="detached", timeout=PATIENCE_MS)
+        fleet.slots = second
         found.again()
         found.page.wait_for_selector("text=GPU 0 H100: no slot now", timeout=PATIENCE_MS)
         fleet.slots, fleet.promised = [*first, *second], {}

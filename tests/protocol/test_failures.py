@@ -160,6 +160,13 @@ class Forgets(float):
         return Forgets, (float(self) * 2,)
 
 
+class Another(str):
+    """Is another one where it arrives."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Another, ("other",)
+
+
 class Circular(dict[str, Any]):
     """Is in itself."""
 
@@ -282,7 +289,8 @@ def test_what_is_in_its_slots_arrives_too() -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [ValueError("diverged", Tensor()), AssertionError(Tensor()), ValueError({"loss": Tensor()})]
+    "error",
+    [ValueError("diverged", Tensor()), AssertionError(Tensor()), ValueError({"loss": Tensor()}), KeyError(Tensor())],
 )
 def test_what_its_arguments_say_of_themselves_is_not_compared(error: BaseException) -> None:
     assert type(arrived(raised(error))) is type(error)
@@ -290,7 +298,14 @@ def test_what_its_arguments_say_of_themselves_is_not_compared(error: BaseExcepti
 
 @pytest.mark.parametrize(
     "error",
-    [Locked("held"), Grows("x"), ExceptionGroup("g", [Locked("held")]), Costly(2.0), ValueError(Forgets(2.0))],
+    [
+        Locked("held"),
+        Grows("x"),
+        ExceptionGroup("g", [Locked("held")]),
+        Costly(2.0),
+        ValueError(Forgets(2.0)),
+        ValueError(Another("x")),
+    ],
     ids=repr,
 )
 def test_what_would_be_another_one_is_text(error: BaseException) -> None:
@@ -298,7 +313,9 @@ def test_what_would_be_another_one_is_text(error: BaseException) -> None:
     there = getattr(there, "exceptions", [there])[0]
     assert type(there) is sky.TaskFailed
     assert "f raised an exception that cannot be shipped:" in str(there)
-    assert any(each in str(there) for each in ("Locked: held", "Grows: x! ", "Costly: 2.4", "ValueError: 2.0"))
+    assert any(
+        each in str(there) for each in ("Locked: held", "Grows: x! ", "Costly: 2.4", "ValueError: 2.0", "ValueError: x")
+    )
 
 
 @pytest.mark.parametrize(
