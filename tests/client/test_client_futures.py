@@ -147,7 +147,7 @@ def test_callbacks_may_use_the_pool(pool, gate, caplog):
     assert "LookupError: of the callback" in caplog.text
 
 
-def test_what_would_wait_for_its_own_thread_is_refused(pool, caplog):
+def test_what_would_wait_for_its_own_thread_is_refused(pool, caplog, gate):
     heard: queue.Queue[object] = queue.Queue()
 
     def use(_: object) -> None:
@@ -156,7 +156,9 @@ def test_what_would_wait_for_its_own_thread_is_refused(pool, caplog):
         except sky.FleetError as error:
             heard.put(error)
 
-    pool.submit(double, 1).when_done(use)
+    # Of one that has ended it is called here.
+    pool.submit(nap, str(gate)).when_done(use)
+    gate.touch()
     assert "to another thread" in str(heard.get(timeout=60))
     assert pool.submit(double, 2).result(timeout=60) == 4
 
