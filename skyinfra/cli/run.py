@@ -78,9 +78,7 @@ class ScriptOptions:
     node: OnNode = None
     profile: OnProfile = None
     secret: Secrets = None
-    timeout: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="For which it may run, and send its files.")
-    ] = None
+    timeout: Annotated[float | None, typer.Option(metavar="SECONDS", help="For which it may run.")] = None
     retries: Annotated[int, typer.Option(metavar="N", help="With --detach: starts again where it fails.")] = 0
     gpu_memory_gb: Annotated[
         float | None, typer.Option(metavar="GB", help="On a slot with at least that memory of its GPU.")

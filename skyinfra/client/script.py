@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import queue
@@ -21,7 +22,7 @@ from skyinfra.client.launching import Gang
 from skyinfra.client.pool import Pool
 from skyinfra.client.ranks import Launch, Received
 from skyinfra.errors import GangFailed, SkyinfraError, SlotLost, TaskTimeout, counted, did_you_mean
-from skyinfra.protocol.calls import BESIDE, FETCH, PLACE
+from skyinfra.protocol.calls import BESIDE, FETCH, LIMIT, PLACE
 from skyinfra.protocol.gang import Work
 from skyinfra.protocol.jobs import KEEPING, WRITTEN, Written
 from skyinfra.protocol.secrets import Secret
@@ -113,7 +114,8 @@ def run_script(
     if slots > 1:
         return _run_on_several(pool, target, path, args, env or {}, slots, name or path.name, show, settings)
     run_id = uuid.uuid4().hex
-    call = path.read_bytes(), path.name, list(args), dict(env or {}), fleet.topic, run_id
+    env, settings = _limited(env or {}, settings)
+    call = path.read_bytes(), path.name, list(args), env, fleet.topic, run_id
     task = Task(scripts.script, call, settings=settings)
     with fleet.listening(run_id, received.put):
         future = pool.send(task, target, name=name or path.name)
@@ -236,8 +238,8 @@ def detach_script(
     keeps, for `Job.fetch`. settings: of its task. Raises OSError where the file cannot be read.
     """
     path = Path(path)
-    env = {**(env or {}), FETCH: json.dumps(list(fetch))}
-    task = Task(scripts.detached, (path.read_bytes(), path.name, list(args), env), settings=settings or Options())
+    env, settings = _limited({**(env or {}), FETCH: json.dumps(list(fetch))}, settings or Options())
+    task = Task(scripts.detached, (path.read_bytes(), path.name, list(args), env), settings=settings)
     return jobs.detach(
         pool._fleet,
         pool.target,
@@ -249,6 +251,13 @@ def detach_script(
         shown=path.name,
         notify=notify,
     )
+
+
+def _limited(env: Mapping[str, str], settings: Options) -> tuple[dict[str, str], Options]:
+    """Returns the variables of a script, with its timeout, and the options of its task, without."""
+    if settings.timeout is None:
+        return dict(env), settings
+    return {**env, LIMIT: str(settings.timeout)}, dataclasses.replace(settings, timeout=None)
 
 
 def _target(pool: Pool, node: str | None) -> Target:

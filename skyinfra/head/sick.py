@@ -299,7 +299,7 @@ def _with_nodes(sick: dict[str, str], there: set[str]) -> dict[str, str]:
         found = every[node] & sick.keys()
         if len(found) >= max(2, len(every[node]) / 2) and len(well) > 1:
             well.discard(node)
-            why = f"{len(found)} of the {len(every[node])} slots of its node are sick"
+            why = f"{len(found)} of the {len(every[node])} slots of its node are sick: {sick[min(found)]}"[:_WORDS]
             sick = {**sick, **dict.fromkeys(every[node] - found, why)}
     return sick
 

@@ -44,6 +44,8 @@ BESIDE = "SKYINFRA_BESIDE"
 PLACE = "SKYINFRA_PLACE"
 # Which of the files that the script writes its client wants: a JSON list of lines as in a .gitignore, perhaps empty.
 FETCH = "SKYINFRA_FETCH"
+# For how many seconds the script may run. Of its task it is no timeout: its files may be on their way for longer.
+LIMIT = "SKYINFRA_LIMIT"
 # Fields of a header that earlier nodes do not know.
 _LATE = ("secrets", "env", "workdir", "fresh", "stream", "adopted", "deaths")
 # Characters of the problem of a job.

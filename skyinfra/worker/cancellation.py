@@ -41,8 +41,6 @@ class _Running:
     group: int | None = None
     asked: bool = False
     interrupted: bool = False
-    # Ends the limit of its time.
-    relieve: Callable[[], object] = lambda: None
 
 
 _lock = threading.Lock()
@@ -142,29 +140,11 @@ def limited(
 
     timer = later(seconds, end)
     faulthandler.dump_traceback_later(seconds + _WATCHDOG_S, exit=True, file=output)
-
-    def relieved() -> None:
-        faulthandler.cancel_dump_traceback_later()
-        timer.cancel()
-
-    with _lock:
-        if (task := _running.get(key)) is not None:
-            task.relieve = relieved
     try:
         yield over.is_set
     finally:
-        relieved()
-
-
-def relieve(key: str) -> None:
-    """Ends the limit of the task *key*, whose program has ended.
-
-    What the node still does for it, such as sending files, takes none of its time.
-    """
-    with _lock:
-        task = _running.get(key)
-    if task is not None:
-        task.relieve()
+        faulthandler.cancel_dump_traceback_later()
+        timer.cancel()
 
 
 def stop(key: str) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import selectors
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,8 +27,8 @@ from skyinfra.errors import ScriptFailed, SkyinfraError
 from skyinfra.node import faults
 from skyinfra.program import views
 from skyinfra.program.bars import Bars
-from skyinfra.protocol import jobs, services
-from skyinfra.protocol.calls import BESIDE, FETCH, PLACE
+from skyinfra.protocol import failures, jobs, services
+from skyinfra.protocol.calls import BESIDE, FETCH, LIMIT, PLACE, PROGRAM_GRACE_S
 from skyinfra.protocol.jobs import Written
 from skyinfra.protocol.shortage import STREAM
 from skyinfra.worker import cancellation, inputs, secrets, shortage
@@ -58,15 +60,16 @@ def script(source: bytes, name: str, args: list[str], env: dict[str, str], topic
     Its lines go to the *topic* of the scheduler as ``["lines", run_id, [[stream, text], ...]]``, stream being
     ``stdout`` or ``stderr``, without line ends; a last one of `shortage.STREAM`, where it failed and had said that the
     memory of its device ran out. Carriage returns end lines too, as in progress bars. Without a topic, the lines go to
-    the output of the task. For the folder see `copied`; of the files that it writes there `Place.keep` tells.
+    the output of the task. For the folder see `copied`; of the files that it writes there `Place.keep` tells. Raises
+    `TaskTimeout` where it ran for longer than `LIMIT`, once these are kept.
     """
     key = str(get_worker().get_current_task())
     with copied(source, name, env) as place:
         command, env = [sys.executable, "-u", str(place.path), *args], {**os.environ, **place.env}
         with program(key, command, cwd=place.folder, env=env, piped=bool(topic)) as (process, group):
-            short = stream(process, topic, run_id)
-            code = process.wait()
-            cancellation.relieve(key)
+            with _limited(group, place.limit) as is_late:
+                short = stream(process, topic, run_id)
+                code = process.wait()
             if code and short and (cause := shortage.of_line(short)):
                 get_worker().log_event(topic, ["lines", run_id, [[STREAM, cause]]])
             # What it left behind writes no more.
@@ -75,14 +78,39 @@ def script(source: bytes, name: str, args: list[str], env: dict[str, str], topic
                 place.keep(reporter(topic, run_id))
             else:
                 place.keep(lambda kind, found: _report(key, kind, found), most=jobs.LARGEST_FILES)
+            if is_late():
+                raise failures.late(name, place.limit or 0)
             return code
+
+
+@contextlib.contextmanager
+def _limited(group: int, seconds: float | None) -> Iterator[Callable[[], bool]]:
+    """Asks the programs of *group* to end after *seconds*, and kills them after their grace.
+
+    Yields a function that returns whether it has asked.
+    """
+    late = threading.Event()
+
+    def end() -> None:
+        late.set()
+        cancellation.signal_group(group, signal.SIGTERM)
+
+    timers = []
+    if seconds is not None:
+        kill = functools.partial(cancellation.signal_group, group, signal.SIGKILL)
+        timers = [cancellation.later(seconds, end), cancellation.later(seconds + PROGRAM_GRACE_S, kill)]
+    try:
+        yield late.is_set
+    finally:
+        for timer in timers:
+            timer.cancel()
 
 
 @dataclass(frozen=True)
 class Place:
     """The *folder* in which a program runs, the file of the program, its variables, and what it writes there.
 
-    fetch: which of these files its client wants; None where it does not ask.
+    fetch: which of these files its client wants; None where it does not ask. limit: for how many seconds it may run.
     """
 
     folder: str
@@ -90,6 +118,7 @@ class Place:
     env: dict[str, str]
     copy: Copy
     fetch: tuple[str, ...] | None
+    limit: float | None = None
 
     def keep(self, report: Callable[[str, Written], object], most: int | None = None) -> None:
         """Sends the files that the client wants to the head, of at most so many bytes, and tells it of all files.
@@ -126,6 +155,7 @@ def copied(source: bytes, name: str, env: Mapping[str, str]) -> Iterator[Place]:
     """
     env = dict(env)
     beside, place, fetch = env.pop(BESIDE, None), env.pop(PLACE, name), env.pop(FETCH, None)
+    limit = float(env.pop(LIMIT, 0)) or None
     tree = os.environ.get(views.VARIABLE)
     with new_folder() as folder:
         path, copy = Path(folder, place), Copy(Path(folder))
@@ -136,7 +166,7 @@ def copied(source: bytes, name: str, env: Mapping[str, str]) -> Iterator[Place]:
             path.unlink(missing_ok=True)
             path.write_bytes(source)
             copy.note()
-        yield Place(folder, path, env, copy, None if fetch is None else tuple(json.loads(fetch)))
+        yield Place(folder, path, env, copy, None if fetch is None else tuple(json.loads(fetch)), limit)
 
 
 def reporter(topic: str, run_id: str) -> Callable[[str, Written], object]:

@@ -169,6 +169,8 @@ def test_it_runs_on_a_slot_until_the_command_ends(
         assert not [text for text in words().values() if token in text]
         holding = [file for file in node.path.rglob("*") if file.is_file() and token.encode() in file.read_bytes()]
         assert {(file.parent.name, file.parent.stat().st_mode & 0o777) for file in holding} == {("runtime", 0o700)}
+        above = [each.pid for each in psutil.Process(pid).parents() if "-m jupyter" in " ".join(each.cmdline())]
+        assert above
         process.send_signal(signal.SIGINT)
         rest = process.communicate(timeout=60)[1]
     finally:
@@ -177,7 +179,11 @@ def test_it_runs_on_a_slot_until_the_command_ends(
     assert process.returncode == 130, rest
     assert "Jupyter and its kernels end; its files stay on n1" in rest
     assert token not in rest and "Traceback" not in rest
-    until(lambda: not [each for each, text in words().items() if kernel in text or "-m jupyter" in text], "all ended")
+
+    def left() -> list[str]:
+        return [text for each, text in words().items() if kernel in text or (each in above and "-m jupyter" in text)]
+
+    until(lambda: not left(), "all ended")
     assert not [file for file in node.path.rglob("*") if file.is_file() and token.encode() in file.read_bytes()]
     assert (node.path / "files/Untitled.ipynb").is_file()
     with node.pool() as pool:

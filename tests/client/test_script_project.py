@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from checks.leaks import files_with
@@ -16,7 +17,8 @@ from checks.leaks import files_with
 import skyinfra as sky
 from skyinfra import InvalidInclude
 from skyinfra.cli.run import ScriptOptions, run_on_slot
-from skyinfra.client import Fetching, open_pool, run_script
+from skyinfra.client import Fetching, Pool, open_pool, run_script
+from skyinfra.tasks.task import Options
 
 PROJECT = {
     "train.py": "import helper, lib.deep, json, os, sys\n"
@@ -206,6 +208,27 @@ def test_files_of_a_script_that_is_interrupted_are_fetched(fleets, project, slot
     assert "cleaned" in said
     assert fetched == [f"fetched to {project}: best.pt (4 bytes), last.pt (4 bytes)"]
     assert (project / "last.pt").read_text() == "last"
+
+
+def test_files_of_a_script_that_runs_for_too_long_are_fetched(fleets, project, monkeypatch):
+    """They may be on their way for longer than the script may run: its task has no timeout."""
+    (project / "train.py").write_text(
+        "import signal, sys, time\n"
+        "def end(*_):\n    open('last.pt', 'w').write('last')\n    sys.exit(3)\n"
+        "signal.signal(signal.SIGTERM, end)\ntime.sleep(600)\n"
+    )
+    with open_pool(fleets(nodes=("n0",), whole=True).manifest) as pool:
+        sent: list[Any] = []
+        send = Pool.send
+        monkeypatch.setattr(
+            Pool, "send", lambda self, task, *more, **named: sent.append(task) or send(self, task, *more, **named)
+        )
+        files = Fetching(pool, project, "train.py", ("*.pt",))
+        given = {"fetch": files.fetch, "on_files": files.take, "settings": Options(timeout=5)}
+        with pytest.raises(sky.TaskTimeout, match=r"train\.py ran for more than 5 s"):
+            run_script(pool, project / "train.py", on_line=lambda *_: None, **given)
+        assert list(files.bring()) == [f"fetched to {project}: last.pt (4 bytes)"]
+    assert [task.settings.timeout for task in sent] == [None]
 
 
 def test_a_file_with_a_secret_of_the_script_is_not_kept_on_disks(shipped, project, fleet, monkeypatch):

@@ -478,6 +478,14 @@ def test_a_job_that_leaves_is_not_started_again(pool: Pool, tmp_path: Path) -> N
     assert (tmp_path / "starts").read_text() == "x"
 
 
+def test_a_script_as_a_job_runs_for_so_long_at_most(running: Running, tmp_path: Path, pool: Pool) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import time\ntime.sleep(600)\n")
+    command("run", running[1], "--detach", "--name", "long", "--timeout", "2", "--retries", "1", str(script))
+    with pytest.raises(sky.TaskTimeout, match=r"train\.py ran for more than 2 s"):
+        pool.job("long").result(timeout=60)
+
+
 def test_cancelling_on_the_command_line(running: Running, pool: Pool, tmp_path: Path) -> None:
     _, fleet = running
     path = tmp_path / "run"

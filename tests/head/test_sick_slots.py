@@ -76,7 +76,7 @@ def test_another_machine_is_not_suspected(suspects: Suspects):
 def test_half_of_the_slots_take_their_node_out_of_service_but_not_the_last_one():
     there = {f"{node}/{index}" for node in "ab" for index in range(4)}
     sick = _with_nodes({"a/0": "x", "a/1": "x"}, there)
-    assert sick["a/3"] == "2 of the 4 slots of its node are sick"
+    assert sick["a/3"] == "2 of the 4 slots of its node are sick: x"
     assert set(sick) == {f"a/{index}" for index in range(4)}
     assert set(_with_nodes({"a/0": "x"}, there)) == {"a/0"}
     assert set(_with_nodes({"a/0": "x", "a/1": "x"}, {f"a/{index}" for index in range(4)})) == {"a/0", "a/1"}

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import faulthandler
 import os
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -14,7 +12,6 @@ import pytest
 
 import skyinfra as sky
 from skyinfra.tasks import Task
-from skyinfra.worker import cancellation
 
 
 @sky.compute
@@ -170,17 +167,3 @@ def test_options_that_cannot_be(given):
         profile().options(**given)
     with pytest.raises(sky.InvalidField):
         sky.compute(**given)
-
-
-def test_what_a_node_does_for_a_program_that_has_ended_takes_none_of_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files that a script has left may be on their way for longer."""
-    called: list[str] = []
-    monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda *_, **__: called.append("set"))
-    monkeypatch.setattr(faulthandler, "cancel_dump_traceback_later", lambda: called.append("cancelled"))
-    ended = threading.Event()
-    monkeypatch.setattr(cancellation, "_ask", lambda *_: ended.set())
-    with cancellation.stoppable("k"), cancellation.limited("k", 0.2, lambda: None) as late:
-        cancellation.relieve("k")
-        assert called == ["set", "cancelled"]
-        assert not ended.wait(0.5) and not late()
-    cancellation.relieve("k")
