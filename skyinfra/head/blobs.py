@@ -88,6 +88,8 @@ class HeadBlobs:
             incoming.write(offset, data)
         except SkyinfraError:
             self.drop(upload)
+            # Where another part has dropped it meanwhile, this one may have made its file again.
+            incoming.close()
             raise
         if upload in self._dropped:  # meanwhile, and its file may have been made again
             self.drop(upload)

@@ -31,9 +31,11 @@ from skyinfra.terraform.state import keep_private, not_saved
 from skyinfra.terraform.text import (
     Event,
     event_of,
+    lines,
     locked,
     login,
     masked,
+    pieces,
     plain_errors,
     readable,
     run_address,
@@ -287,10 +289,10 @@ class Terraform(python_terraform.Terraform):  # type: ignore[misc]
         ):
             assert process.stdout is not None  # noqa: S101 - asked for with PIPE
             if listener is None:
-                run.printed = process.stdout.read()
+                run.printed = "".join(pieces(process.stdout))
             else:
-                for line in process.stdout:
-                    _handle(line.rstrip("\n"), run, listener, collect)
+                for line in lines(pieces(process.stdout)):
+                    _handle(line, run, listener, collect)
             run.code = process.wait()
             run.remote = run_address(run.plain)
             complaints.seek(0)
@@ -336,7 +338,7 @@ def _interruption(command: str, interrupted: Sequence[int], remote: str | None) 
 @contextmanager
 def _process(
     words: Sequence[str], folder: Path, complaints: IO[str]
-) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+) -> Iterator[tuple[subprocess.Popen[bytes], list[int]]]:
     """Terraform in a session of its own; the first interruption is handed on to it once, a second one too. What
     repeats another is none: Terraform leaves at the second one, whether it has saved its state or not.
 
@@ -346,7 +348,7 @@ def _process(
     if log := environment.get("TF_LOG_PATH"):
         keep_private(folder / log, create=True)
     interrupted: list[int] = []
-    process: subprocess.Popen[str] | None = None
+    process: subprocess.Popen[bytes] | None = None
 
     def hand_on(number: int, _frame: object) -> None:
         if number in ENDING and not is_first(number):
@@ -365,8 +367,6 @@ def _process(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=complaints,
-            text=True,
-            errors="replace",
             start_new_session=True,
             # The state and its backup hold the fleet's secret.
             umask=0o077,
@@ -381,7 +381,7 @@ def _process(
             _end(process)
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def _end(process: subprocess.Popen[bytes]) -> None:
     """Waits for Terraform, which is asked to end where nobody reads it any more."""
     if process.poll() is None:
         process.send_signal(signal.SIGINT)

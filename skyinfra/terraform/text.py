@@ -1,14 +1,18 @@
-"""Reads Terraform's text output: errors without their frames, and runs on HCP Terraform.
+"""Reads Terraform's output: its lines, errors without their frames, and runs on HCP Terraform.
 
 Such a run is shown as text, whatever is asked for: ``-json`` speaks only where Terraform itself does the work.
 """
 
 from __future__ import annotations
 
+import codecs
+import os
 import re
+import select
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import IO
 
 from skyinfra.errors import StateLocked
 
@@ -151,6 +155,8 @@ _PLACE = re.compile(r"\n\n  (?:with (?P<address>\S.*?),\n  )?on \S+ line \d+.*?(
 
 # Terraform breaks the lines of what it prints for a person there, or a little before.
 _WIDTH = 75
+# Within so many milliseconds a signal is handled, and so many bytes are read at once.
+_SIGNALS_MS, _PIECE = 500, 65_536
 
 
 def _unbroken(text: str) -> str:
@@ -178,3 +184,30 @@ def plain_errors(text: str) -> list[tuple[str, str]]:
 def without_place(text: str) -> str:
     """Returns one of the `plain_errors` without the lines of its file, as ``-json`` prints it."""
     return re.sub(r"\n\n+", "\n", _PLACE.sub("", text, count=1)).strip()
+
+
+def pieces(stream: IO[bytes]) -> Iterator[str]:
+    """Yields what comes from *stream*; a signal interrupts it.
+
+    Python handles one that comes just before a read, or to another thread, when the read is over. Where Terraform waits
+    for that signal, this is never.
+    """
+    decoder, ready = codecs.getincrementaldecoder("utf-8")("replace"), select.poll()
+    ready.register(stream, select.POLLIN)
+    while True:
+        while not ready.poll(_SIGNALS_MS):
+            pass
+        data = os.read(stream.fileno(), _PIECE)
+        yield decoder.decode(data, final=not data)
+        if not data:
+            return
+
+
+def lines(texts: Iterable[str]) -> Iterator[str]:
+    """Yields the lines of *texts*, which come in pieces, without their ends."""
+    rest = ""
+    for text in texts:
+        *whole, rest = (rest + text).split("\n")
+        yield from whole
+    if rest:
+        yield rest

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +20,7 @@ from skyinfra.errors import signals
 from skyinfra.terraform.program import Terraform, find_program
 from skyinfra.terraform.project import Project
 from skyinfra.terraform.synthesized import SynthesizedStack
+from skyinfra.terraform.text import lines, pieces
 
 S3 = {"s3": {"bucket": "b", "key": "k", "region": "us-east-1"}}
 
@@ -105,6 +109,29 @@ def interrupting(folder: Path, *commands: str, number: str = "INT") -> Path:
         esac
     """
     return program(folder, script)
+
+
+def test_a_signal_that_another_thread_gets_ends_the_wait_for_terraform() -> None:
+    def end(*_: object) -> None:
+        raise SystemExit
+
+    def get() -> None:
+        time.sleep(0.2)
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+
+    ours, theirs = os.pipe()
+    before = signal.signal(signal.SIGUSR1, end)
+    try:
+        with os.fdopen(ours, "rb") as stream, pytest.raises(SystemExit):
+            threading.Thread(target=get).start()
+            list(pieces(stream))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        os.close(theirs)
+
+
+def test_lines_come_inpieces() -> None:
+    assert list(lines(["a", "b\nc\n\nd", "", "e"])) == ["ab", "c", "", "de"]
 
 
 @pytest.mark.parametrize(
