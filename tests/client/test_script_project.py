@@ -189,8 +189,9 @@ def test_nothing_is_written_outside_of_the_folder(shipped, project, tmp_path, mo
 @pytest.mark.parametrize("slots", [1, 2])
 def test_files_of_a_script_that_is_interrupted_are_fetched(fleets, project, slots):
     (project / "train.py").write_text(
-        "import time\nopen('best.pt', 'w').write('best')\nprint('written', flush=True)\n"
-        "try: time.sleep(600)\nfinally:\n    open('last.pt', 'w').write('last')\n    print('cleaned', end='')\n"
+        "import time\nopen('best.pt', 'w').write('best')\n"
+        "try:\n    print('written', flush=True)\n    time.sleep(600)\n"
+        "finally:\n    open('last.pt', 'w').write('last')\n    print('cleaned', end='')\n"
     )
     said: list[str] = []
 

@@ -193,6 +193,9 @@ def test_code_that_cannot_be_loaded_beside_other_code_gets_a_process_of_its_own(
     once = "import codecs, os\nif hasattr(codecs, 'once'): raise ValueError('twice')\ncodecs.once = True\n"
     monkeypatch.syspath_prepend(str(project / "src"))
     pids = []
+    with open_pool(fleet.manifest) as pool:
+        # A process that keeps objects of other tests would not be replaced.
+        first(pool, Task(os.getpid).options(fresh=True))
     for version in (1, 2):
         text = f"{once}def use(): return {version}, os.getpid()\n"
         (project / "src" / "registering.py").write_text(text)
