@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 from fake_nvml.fake_machine import FakeMachine
 from local_fleets import inside
 from support import ROOT
@@ -67,6 +68,19 @@ def network() -> Network:
         return Network(f"{PREFIX}{os.getpid()}{next(_LETTERS)}")
     except OSError as error:
         raise Unavailable(f"this machine allows no bridge: {error}") from None
+
+
+@contextlib.contextmanager
+def links() -> Iterator[Network]:
+    """A network for nodes. Where it cannot be: a failure under CI, a skip elsewhere, with the reason."""
+    try:
+        made = network()
+    except Unavailable as error:
+        if os.environ.get("CI"):
+            pytest.fail(str(error), pytrace=False)
+        pytest.skip(str(error))
+    with contextlib.closing(made):
+        yield made
 
 
 def _alive(name: str) -> bool:

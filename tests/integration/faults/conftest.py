@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-import os
+import contextlib
 from collections.abc import Iterator
 
 import pytest
-from namespaces.fleet import Fleet, Unavailable, network
+from namespaces.fleet import Fleet, links
 
 NODES = 3
 
@@ -17,20 +17,8 @@ def _needs_terraform() -> None:
 @pytest.fixture(scope="session")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """Three nodes. Where they cannot be: a failure under CI, a skip elsewhere, with the reason."""
-    try:
-        made = network()
-    except Unavailable as error:
-        if os.environ.get("CI"):
-            pytest.fail(str(error), pytrace=False)
-        pytest.skip(str(error))
-    try:
-        fleet = Fleet(tmp_path_factory.mktemp("faults"), made, nodes=NODES)
-        try:
-            yield fleet
-        finally:
-            fleet.close()
-    finally:
-        made.close()
+    with links() as made, contextlib.closing(Fleet(tmp_path_factory.mktemp("faults"), made, nodes=NODES)) as fleet:
+        yield fleet
 
 
 @pytest.fixture

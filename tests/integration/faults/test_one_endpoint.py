@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -10,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from namespaces.fleet import LAYOUT, READY_S, Fleet, Unavailable, network
+from namespaces.fleet import LAYOUT, READY_S, Fleet, links
 from support import first_fast, missing
 from terraform_projects.commands import until
 
@@ -26,19 +27,11 @@ def behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """Two nodes; the second one cannot be connected to at all."""
     if shutil.which("nft") is None:
         missing("nft (nftables)")
-    try:
-        made = network()
-    except Unavailable as error:
-        missing(str(error))
-    try:
+    with links() as made:
         fleet = Fleet(tmp_path_factory.mktemp("endpoint"), made, nodes=2, closed=True)
-        try:
+        with contextlib.closing(fleet):
             fleet.settled()
             yield fleet
-        finally:
-            fleet.close()
-    finally:
-        made.close()
 
 
 @sky.compute

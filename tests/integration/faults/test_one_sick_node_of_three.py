@@ -18,8 +18,7 @@ from typing import Any
 import pytest
 from devices.small_disks import Disk, disk
 from fake_nvml.fake_machine import FakeMachine
-from namespaces.fleet import RESULT_S, Fleet, Unavailable, network
-from namespaces.network import Network
+from namespaces.fleet import RESULT_S, Fleet, links
 from tasks_on_nodes.faults import count, count_on_device, started_again, starts, where
 from terraform_projects.commands import until
 
@@ -64,18 +63,6 @@ class Driven(Sick):
     def __init__(self, fleet: Fleet, says: Path) -> None:
         super().__init__(fleet)
         self.says = says
-
-
-@contextlib.contextmanager
-def links() -> Iterator[Network]:
-    try:
-        made = network()
-    except Unavailable as error:
-        if os.environ.get("CI"):
-            pytest.fail(str(error), pytrace=False)
-        pytest.skip(str(error))
-    with contextlib.closing(made):
-        yield made
 
 
 @pytest.fixture(scope="module")
